@@ -2,7 +2,6 @@
 
     python tools/benchmark.py step      # time per step of every sampler, and of training steps
     python tools/benchmark.py memory    # state and peak memory of a step of every sampler
-    python tools/benchmark.py inner     # member-steps per second of the meta-trainer's inner loop
 
 Rounds are interleaved; compare the numbers as ratios, within one run.
 """
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.benchmarks.inner import InnerBenchmark, benchmark_inner
 from experiments.benchmarks.memory import MemoryBenchmark, benchmark_memory
 from experiments.benchmarks.step import StepBenchmark, benchmark_steps
 from experiments.harness.options import Action, parse_command
@@ -19,7 +17,6 @@ from experiments.harness.output import command_line, explained
 
 COMMANDS: dict[str, tuple[type, Action]] = {
     "step": (StepBenchmark, benchmark_steps),
-    "inner": (InnerBenchmark, benchmark_inner),
     "memory": (MemoryBenchmark, benchmark_memory),
 }
 

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.compare.comparison import Comparison, planned_gradients, validation_tables, write_validation
-from experiments.compare.cost import cost_table, stand_in
+from experiments.compare.comparison import Comparison
 from experiments.compare.figures import draw_all
 from experiments.compare.options import parse_compare
 from experiments.compare.report import BudgetReport, write_results
@@ -32,33 +31,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     with explained():
         options = parse_compare(arguments, f"{__doc__}\nMethods: {', '.join(METHODS)}.")
-        try:
-            data, ood = options.load()
-        except FileNotFoundError as error:
-            if not options.dry_run or not (options.budgets or options.settings.steps):
-                raise
-            print(f"random examples in its shape stand for the data set: {error}")
-            data, ood = options.validated(stand_in(options.settings).to(options.prepared())), {}
-        reference = None if options.dry_run else options.load_reference(data)
+        data, ood = options.load()
+        reference = options.load_reference(data)
     out, budgets = options.folder(), options.all_budgets(data)
     print(f"{options.describe(data)}; budgets of {', '.join(map(str, budgets))} minibatch gradients a run")
-    if options.dry_run:
-        with explained():
-            print(cost_table(options, data, planned_gradients(options, data)))
-        return
-    if options.tune_only:
-        with explained(out), progress(unit="grad", smoothing=0.05) as bar:
-            text = validation_tables(Comparison(options, data, bar), budgets)
-        write_validation(out, text, command_line("compare", arguments))
-        print(f"\n{text}\n\nin {out}: validation.md, and every run under steps_<budget>/")
-        return
     reports: list[BudgetReport] = []
     text = ""
     with explained(out), progress(unit="grad", smoothing=0.05) as bar:
         comparison = Comparison(options, data, bar, ood, reference)
         for budget in budgets:
             reports.append(comparison.report(budget))
-            text = write_results(out, reports, command_line("compare", arguments), options.settings_note())
+            text = write_results(out, reports, command_line("compare", arguments))
             draw_all(reports[-1], out)
     print(f"\n{text}\n\nin {out}: table.md, results.json, the figures, and every run under steps_<budget>/")
     print(tensorboard_hint(out))

@@ -8,7 +8,7 @@
 
 A run continues from the checkpoints in its folder: the same command again resumes it, after Ctrl-C or after a crash.
 The folder also gets the weights as weights.safetensors with a card, and TensorBoard logs. With torchrun, every rank
-takes its share of the antithetic pairs. --dry-run says what a run will take on this machine; it needs no files.
+takes its share of the antithetic pairs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments.harness.output import explained, terminated_as_exit
-from experiments.meta_training.cost import cost_table
 from experiments.meta_training.options import Options, parse
 from experiments.meta_training.training import make_trainer, write_weights
 
@@ -28,10 +27,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with explained():
         options = parse(arguments, __doc__)
     one_core()
-    if options.dry_run:
-        with explained():
-            print(cost_table(options))
-        return
     # While iterations run, SIGTERM is only noted, and they are saved; at other times it ends the process.
     with terminated_as_exit(f"terminated; the same command goes on from the checkpoints in {options.folder}"):
         train(options)

@@ -1,11 +1,11 @@
 """Sample the posterior of a network on real images, beside ordinary training with the same budget.
 
     python tools/sample.py                                              # handwritten digits, a minute
-    python tools/sample.py --dataset fashion_mnist --data ~/data --sampler SGD SGHMC --epochs 50 --tune
+    python tools/sample.py --dataset fashion_mnist --data ~/data --sampler SGD SGHMC --epochs 50 --lr .1
 
-Every method gets the same number of gradient evaluations. With --chains 4 it runs four chains of each and averages over
-all of them; torchrun --nproc_per_node 4 spreads them over processes. Prints a table and writes results.json, table.md,
-results.png, tensorboard/, samples/ and predictions/ under --out. Finished runs are read back, not repeated.
+Every method gets the same number of gradient evaluations; rates are tuned by compare.py. Prints a table and writes
+results.json, table.md, results.png, tensorboard/, samples/ and predictions/ under --out. Finished runs are read back,
+not repeated.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from experiments.harness.options import FLAGS
 from experiments.harness.output import command_line, counted, explained, tensorboard_hint, write_outputs
 from experiments.harness.runs.methods import METHODS
 from experiments.harness.tables import markdown
-from experiments.sample.chains import Chains, processes
 from experiments.sample.report import content, figure, rows
-from experiments.sample.sampling import SampleOptions, Sampling
+from experiments.sample.sampling import SampleOptions, all_runs
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -36,27 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     others = ", ".join(each.name for each in ood.values()) or "none"
     print(f"{options.describe(data)}; budget of {steps} minibatch gradients a run; out of distribution: {others}")
     with explained(out):
-        if options.chains is None:
-            runs, tuning = Sampling(options, data, ood).all()
-            table = markdown(rows(runs, out, reference))
-        else:
-            with processes() as group:
-                chains = Chains(options, data, ood, group)
-                runs, tuning = chains.all()
-            if group.rank:
-                return
-            table = f"{markdown(rows(runs, out, reference))}\n\n{markdown(chains.rows)}"
-    write_outputs(out, command_line("sample", arguments), table, content(runs, tuning))
+        runs = all_runs(options, data, ood)
+        table = markdown(rows(runs, out, reference))
+    write_outputs(out, command_line("sample", arguments), table, content(runs))
     figure(out / "results.png", runs, f"{settings.dataset}, {settings.model}, {steps} gradients", out)
-    over = f"mean ± standard deviation over {counted(options.seeds, 'seed')}"
-    if options.chains is not None:
-        over = f"{counted(options.chains, 'chain')} together; R̂ of the true labels' log-probabilities and of weights"
-    print(f"\n{table}\n\n{over}; ECE in 15 bins; seconds of training alone")
-    named = {"table": "table.md", "results": "results.json", "figure": "results.png", "posterior samples": "samples"}
-    for what, name in {**named, "predictions": "predictions"}.items():
-        if not (out / name).exists():  # a regression has no figure, chains have folders of samples
-            continue
-        print(f"{what + ':':20}{out / name}")
+    print(f"\n{table}\n\nmean ± standard deviation over {counted(options.seeds, 'seed')}; ECE in 15 bins")
+    print(f"in {out}: table.md, results.json, results.png, samples/ and predictions/")
     print(f"{tensorboard_hint(out / 'tensorboard')}\ndone in {time.perf_counter() - start:.0f} s")
 
 

@@ -21,7 +21,7 @@ import torch
 import tyro
 from experiments.harness.options import at_least, at_least_one, positive
 from experiments.harness.output import explained
-from experiments.meta_training.cards import with_reproduction, without_infinities
+from experiments.meta_training.cards import without_infinities
 from experiments.meta_training.law import law_of
 
 from learned_samplers.base import validation
@@ -73,10 +73,10 @@ def ship(options: Options) -> Path:
     """
     network, card = weights.load(options.source)
     lr = card["defaults"]["lr"] if options.lr is None else options.lr
-    training = with_reproduction(card["meta_training"])
+    training = dict(card["meta_training"])
     if options.first_stage is not None:
         first = weights.load_card(options.first_stage)
-        training["first_stage"] = {**with_reproduction(first["meta_training"]), "curve": first["curve"]}
+        training["first_stage"] = {**first["meta_training"], "curve": first["curve"]}
     said = {name: text for name in ("learned", "chosen") if (text := getattr(options, name)) is not None}
     card = {**card, **said, "name": options.name, "meta_training": training, "defaults": {**card["defaults"], "lr": lr}}
     with TemporaryDirectory() as folder:

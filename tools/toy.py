@@ -1,31 +1,34 @@
-"""Run samplers where the answer is known: on Gaussians, and on a posterior of two weights with two modes.
+"""Run samplers where the answer is known: on Gaussians, between two modes, in one dimension.
 
-    python tools/toy.py bias        # how far each sampler is from a Gaussian, against its step size: minutes
-    python tools/toy.py posterior   # SGD, SGHMC, cyclical SGMCMC and L2E between two modes: seconds
+    python tools/toy.py bias         # how far each sampler is from a Gaussian, against its step size: minutes
+    python tools/toy.py posterior    # SGD, SGHMC, cyclical SGMCMC and L2E between two modes: seconds
+    python tools/toy.py regression   # L2E beside HMC in one dimension, with a gap in the data: minutes
 
-Writes table.md, results.json and figures under --out.
+Writes figures under --out, and where something is measured table.md and results.json.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from experiments.harness.options import parse_command
+from experiments.harness.options import Action, parse_command
 from experiments.harness.output import command_line, explained
 from experiments.toys.bias import Bias
 from experiments.toys.bias import draw as draw_bias
+from experiments.toys.regression import Regression, regression
 from experiments.toys.trajectories import Posterior, draw
+
+COMMANDS: dict[str, tuple[type, Action]] = {
+    "bias": (Bias, draw_bias),
+    "posterior": (Posterior, draw),
+    "regression": (Regression, regression),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     with explained():
-        commands: dict[str, tuple[type, Any]] = {
-            "bias": (Bias, draw_bias),
-            "posterior": (Posterior, draw),
-        }
-        options, action = parse_command(commands, arguments, __doc__)
+        options, action = parse_command(COMMANDS, arguments, __doc__)
     with explained(options.out):
         action(options, command_line("toy", arguments))
 

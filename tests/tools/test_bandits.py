@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
-import torch
 from bandits import main
 from experiments.bandits import experiment
 from experiments.bandits.experiment import parse
@@ -35,15 +33,6 @@ def test_command(tmp_path, capsys, monkeypatch):
     main(arguments)
     assert "16/16" in capsys.readouterr().err
     assert json.loads((tmp_path / "results.json").read_text())["runs"] == content["runs"]
-
-
-def test_expected_rewards(tmp_path):
-    options = parse([*COMMAND, "--problem", "wheel_0.5", "--expected-rewards", "--out", str(tmp_path)])
-    bandit = experiment.Runs(options).bandit("wheel_0.5", 0)
-    assert torch.equal(bandit.rewards, bandit.expected)
-    noisy = experiment.Runs(replace(options, expected_rewards=False)).bandit("wheel_0.5", 0)
-    assert torch.equal(noisy.contexts, bandit.contexts)
-    assert not torch.equal(noisy.rewards, bandit.rewards)
 
 
 def test_without_the_mushrooms_the_wheel_goes_on(tmp_path, capsys):

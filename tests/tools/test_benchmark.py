@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import benchmark
 import pytest
 import torch
-from experiments.benchmarks import inner, memory, step, timing
+from experiments.benchmarks import memory, step, timing
 from experiments.benchmarks.samplers import SAMPLERS, step_of
 
 from learned_samplers.base import matrices
@@ -136,35 +134,3 @@ def test_the_memory_table(tmp_path, monkeypatch):
     benchmark.main(["memory", "--out", str(tmp_path / "memory.md")])
     rows = [[c.strip() for c in line.split("|")[1:-1]] for line in (tmp_path / "memory.md").read_text().splitlines()]
     assert ["L2E, without compiled code", "12.0 (3.0×)", "1.50×", "1.50×"] in rows
-
-
-# ---------------------------------------------------------------- inner loop
-
-
-def test_an_unroll_of_the_benchmark_takes_steps():
-    for row in inner.ROWS:
-        run, weights = inner.make_unroll((4, 1, 8, 16), row, inner.InnerBenchmark(members=4))
-        before = run.parameter.clone()
-        run.advance(weights, 2)
-        assert len(before) == 4
-        assert not torch.equal(run.parameter, before)
-        assert run.parameter.isfinite().all()
-
-
-def test_the_inner_command_and_its_peer(monkeypatch, tmp_path):
-    monkeypatch.setattr(inner, "CONFIGURATIONS", ((4, 1, 8, 16),))
-    peer = "import sys; assert sys.argv[1:] == '--members 2 --channels 4 --depth 1 --size 8 --batch 16'.split();"
-    peer = f"{sys.executable} -c \"{peer} print('member-steps/s=12.50')\""
-    few = ["--processes", "2", "--steps", "2", "--rounds", "1", "--members", "2"]
-    benchmark.main(["inner", *few, "--peer", peer, "--out", str(tmp_path / "t.md")])
-    rows = [line.split("|")[1:3] for line in (tmp_path / "t.md").read_text().splitlines() if line.startswith("| ")]
-    found = {name.strip(): value.strip() for name, value in rows}
-    assert set(found) == {"member-steps/s (channels, depth, size, batch)", *inner.ROWS, "peer, one process"}
-    assert found["peer, one process"] == "12"
-    assert all(float(found[row].replace(",", "")) > 0 for row in inner.ROWS)
-
-
-@pytest.mark.parametrize("peer", ["-c pass", "-c 'import sys; sys.exit(1)'"])
-def test_a_peer_without_a_number_is_an_error(peer):
-    with pytest.raises(ValueError, match="peer="):
-        inner.peer_speed(f"{sys.executable} {peer}", 2, (4, 1, 28, 128))

@@ -78,11 +78,3 @@ def test_images_of_another_order_are_noticed(files):
     images = CorruptedImages(data, 5, {"name": "cifar10", "root": str(files), "size": 8})
     with pytest.raises(ValueError, match="cifar10 under fog have other labels than its test images"):
         images.under("fog")
-
-
-def test_a_missing_file_is_named_before_anything_is_trained(files, tmp_path):
-    (files / "CIFAR-10-C" / "snow.npy").unlink()
-    own = [*RUN, "--corruptions", "5", "--corruption-files", "--data", str(files), "--out", str(tmp_path / "out")]
-    with pytest.raises(SystemExit, match=r"CIFAR-10-C/snow\.npy"):
-        compare.main(own)
-    assert not (tmp_path / "out").exists()

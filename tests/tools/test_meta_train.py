@@ -1,4 +1,4 @@
-"""tools/meta_train.py from the command line: a run, SIGKILL and resumption, the weights that it writes, its cost."""
+"""tools/meta_train.py from the command line: a run, SIGKILL and resumption, the weights that it writes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,12 @@ from pathlib import Path
 import meta_train
 import pytest
 import torch
-from experiments.meta_training import cost
 from experiments.meta_training.cards import reproducing, without_infinities
 from experiments.meta_training.options import parse
 from experiments.meta_training.training import make_trainer
 
 from learned_samplers import L2E, MetaSGMCMC
 from learned_samplers.learned import weights
-from meta_tasks.inner_loop.schedule import Horizon
-from meta_tasks.random_streams import generator
-from meta_tasks.rules.learned import L2ERule
 from meta_tasks.training.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[2]
@@ -101,14 +97,6 @@ def test_ctrl_c_saves_and_exits(tmp_path):
     assert "interrupted after" in output
     assert last(tmp_path)["iteration"] > 0
     assert (tmp_path / "weights.safetensors").exists()
-
-
-@pytest.mark.parametrize("every", [0, 1, 2])
-def test_pictures_of_the_network_are_drawn_as_often_as_asked_for(tmp_path, monkeypatch, every):
-    drawn, own = [], L2ERule.figures
-    monkeypatch.setattr(L2ERule, "figures", lambda *each: drawn.append(1) or own(*each))
-    train(tmp_path, "--iterations", "2", "--figures-every", str(every), "--hidden", "4")
-    assert len(drawn) == {0: 0, 1: 3, 2: 2}[every]  # also before the first iteration
 
 
 def test_held_out_tasks_are_run_with_the_burn_in_of_training(tmp_path):
@@ -232,127 +220,3 @@ def test_the_options_are_those_of_the_sampler_and_the_method(capsys):
     assert not {"--curl-clip", "--num-chains", "--direction-share", "--averages-dtype"} & l2e
     assert not {"--beta-scale", "--sigma", "--start-feature"} & chains
     assert "--hidden" not in linear
-
-
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        (["--minutes", "nan"], "minutes"),
-        (["--minutes", "-3"], "minutes"),
-        (["--horizon", "4", "4"], "samples"),
-        (["--horizon", "20", "10"], "shortest"),
-        (["--method", "nres", "--window", "50"], "window"),
-        (["--method", "nres", "--window", "2"], "window"),
-        (["--feature-set", "all"], "feature_set"),
-        (["--pairs-per-task", "3"], "pairs_per_task"),
-        (["--sigma", "0"], "sigma"),
-        (["--datasets", "digits", "nosuch"], "dataset_names"),
-        (["--sizes", "0"], "size"),
-        (["--small-data-share", "1.5"], "small_data_share"),
-        (["--small-data", "50", "20"], "small_data"),
-        (["--datasets", "cifar10"], "dataset_names"),
-        (["--form", "paper", "--num-data-in-training", "3"], "num_data_in_training"),
-        (["--start-feature", "gradients"], "gradients"),
-        (["--start-feature", "gradient", "--start-weights", "a.safetensors"], "start_weights"),
-        (["--start-weights", "a.safetensors"], "a.safetensors"),
-        (["--linear", "--start-feature", "gradient", "--start-weights", "a.safetensors"], "a.safetensors"),
-        (["--linear", "--start-feature", "gradient", "--direction-share", "0"], "direction_share"),
-        (["--linear", "--sampler", "KineticL2E"], "linear"),
-        (["--tell-horizon", "0.5"], "tell_horizon"),
-        (["--family", "cpu"], "--datasets digits"),
-        (["--num-data-in-training", "0"], "num_data_in_training"),
-        (["--sampler", "KineticL2E", "--mean-scale", "-1"], "mean_scale"),
-        (["--beta-scale", "-1"], "beta_scale"),
-        (["--hidden", "8", "0"], "hidden"),
-        (["--labels", "0", "99"], "labels"),
-        (["--labels", "1", "1"], "labels"),
-        (["--datasets", "digits", "photos"], "photos"),
-        (["--momentum-decays", "0.1", "3"], "momentum_decays"),
-        (["--lrs", "0.1", "0"], "lrs"),
-        (["--held-out-lrs", "-1"], "held_out_lrs"),
-        (["--family", "gaussians"], "gaussians"),
-        (["--default-lr", "0"], "default_lr"),
-        (["--workers", "0"], "workers"),
-        (["--horizon", "20", "20", "--samples", "10", "--evaluate-every", "1"], "horizon"),
-    ],
-)
-def test_impossible_options_are_refused_in_one_line(tmp_path, more, named):
-    with pytest.raises(SystemExit, match=f"error: .*{named}"):
-        train(tmp_path, *more)
-    assert not list(tmp_path.glob("checkpoint*"))
-
-
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        (["--objective", "bma"], "objective"),
-        (["--method", "es"], "es"),
-        (["--evaluate-every", "5"], "evaluate_every"),
-        (["--loss-every", "7"], "every"),
-        (["--feature-set", "adaptive"], "feature_set"),
-        (["--friction-scale", "-1"], "friction_scale"),
-        (["--curl-clip", "0"], "curl_clip"),
-        (["--labels", "0", "1"], "labels"),
-        (["--device", "cuda:7"], "device"),
-        (["--data", "/nowhere"], "data"),
-    ],
-)
-def test_impossible_options_of_chains_are_refused(tmp_path, more, named):
-    base = CHAINS if "--method" not in more else [*CHAINS[:4], *COMMON, "--objective", "stein_kl"]
-    with pytest.raises(SystemExit, match=f"error: .*{named}"):
-        train(tmp_path, *more, base=base)
-    assert not list(tmp_path.glob("checkpoint*"))
-
-
-# ---------------------------------------------------------------- the cost, by --dry-run
-
-
-def cells(text):
-    names, _, row = (line.strip("| ").split("|") for line in text.splitlines()[:3])
-    return {name.strip(): cell.strip() for name, cell in zip(names, row, strict=True)}
-
-
-def test_the_mean_horizon_is_that_of_the_lengths_drawn():
-    horizon, stream = Horizon(100, 900), generator("horizons")
-    drawn = [horizon.schedule(stream).steps for _ in range(4000)]
-    mean, spread = sum(drawn) / 4000, 230 / math.sqrt(4000)
-    assert abs(cost.mean_horizon(horizon) - mean) < 4 * spread
-    assert cost.mean_horizon(Horizon(50, 50)) == 50
-
-
-@pytest.mark.parametrize(
-    ("more", "expected", "share", "idle"),
-    [
-        # pairs × 2 members × steps; share of the work that is done in turn by the workers
-        ("--pairs 4 --pairs-per-task 2 --horizon 50 50", 400, 1, None),
-        ("--method nres --pairs 2 --window 10 --horizon 40 40", 40, 1, None),
-        ("--pairs 2 --workers 16 --horizon 100 100", 400, 1 / 2, "14 of 16"),
-        ("--pairs 5 --workers 2 --horizon 100 100", 1000, 3 / 5, "1 of 2"),
-        (
-            "--family gaussians --sampler MetaSGMCMC --method tbptt --objective stein_kl --window 15 --num-chains 6 "
-            "--slots 2 --horizon 150 300 --lrs 0.1",
-            180,
-            1,
-            None,
-        ),
-    ],
-)
-def test_member_steps_are_those_of_the_estimator_and_hours_those_of_busy_processes(
-    tmp_path, more, expected, share, idle
-):
-    options = parse(["--folder", str(tmp_path / "run"), "--iterations", "5000", *more.split()])
-    text = cost.cost_table(options, iterations=2, steps=4)
-    table = cells(text)
-    assert table["member-steps an iteration"].replace(",", "") == str(expected)
-    total, speed = float(table["member-steps in all"]), float(table["member-steps/s of one process"])
-    assert total == pytest.approx(5000 * expected, rel=0.01)
-    assert float(table["hours"]) == pytest.approx(share * total / speed / 3600, rel=0.03)  # three digits of each
-    assert (idle in text) if idle else text.endswith("left out")
-
-
-def test_a_dry_run_needs_no_files_and_writes_none(tmp_path, monkeypatch, capsys):
-    meta_train.main(["--folder", str(tmp_path / "run"), "--dry-run", "--family", "mnist_mlp", "--workers", "2"])
-    assert "2 processes" in cells(capsys.readouterr().out)["device"]
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(SystemExit, match=r"error: .*method"):
-        meta_train.main(["--folder", str(tmp_path / "run"), "--dry-run", "--method", "tbptt"])

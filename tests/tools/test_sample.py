@@ -9,12 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sample
-import torch
-from experiments.harness.runs.methods import METHODS
 from experiments.harness.runs.result import Result
 from experiments.harness.tables import spread
 from experiments.sample import report
-from PIL import Image
 from safetensors.torch import load_file
 
 from learned_samplers import metrics
@@ -41,30 +38,7 @@ def test_the_script_runs_as_a_user_runs_it(tmp_path):
     for method in content["methods"].values():
         assert [r["gradient_evaluations"] for r in method["runs"]] == [20, 20]
         assert set(method["mean"]) == {"accuracy", "nll", "ece", "brier", "ood_auroc"}
-    assert str(tmp_path / "samples") in done.stdout
     assert len(list((tmp_path / "samples").glob("*.safetensors"))) == 10
-
-
-def test_tuning_takes_the_lowest_validation_nll_of_a_grid_around_each_methods_own(tmp_path, capsys):
-    grid = ["--tune", "--lr-grid", "1e9", "1", "1e-6", "--sampler", "SGD", "SGLD", "--seeds", "2"]
-    sample.main([*TINY, *grid, "--out", str(tmp_path)])
-    for name, method in results_of(tmp_path)["methods"].items():
-        own = METHODS[name].lr
-        tried = sorted(trial["lr"] for trial in method["tuning"])
-        assert tried == pytest.approx([own * 1e-6, own, own * 1e9])
-        means = {
-            trial["lr"]: sum(trial["validation_nll"]) for trial in method["tuning"] if all(trial["validation_nll"])
-        }
-        assert method["lr"] == min(means, key=means.get)
-        chosen = next(trial for trial in method["tuning"] if trial["lr"] == own)
-        assert [r["validation_nll"] for r in method["runs"]] == chosen["validation_nll"], "the same two seeds"
-    printed = capsys.readouterr().out
-    assert printed.count("diverged") == 2
-    assert "edge" not in printed
-    sample.main([*TINY, "--tune", "--lr-grid", "1e-3", "1", "--sampler", "SGD", "--seeds", "1", "--out", str(tmp_path)])
-    printed = capsys.readouterr().out
-    assert "at the edge of the grid" in printed
-    assert "mean ± standard deviation over 1 seed; ECE" in printed
 
 
 def test_a_reference_takes_the_place_of_hmc(tmp_path):
@@ -116,22 +90,6 @@ def test_sample_with_augmentation_is_another_run_and_can_be_repeated(tmp_path):
         sample.main([*TINY, *more, "--sampler", "SGHMC", "--seeds", "1", "--out", str(out)])
         nlls.append(results_of(out)["methods"]["SGHMC"]["mean"]["nll"])
     assert nlls[1] == nlls[2] != nlls[0]
-
-
-@pytest.mark.parametrize(("methods", "lines", "columns"), [(3, 1, 3), (6, 1, 6), (7, 2, 4), (13, 3, 5)])
-def test_many_reliability_diagrams_take_further_lines(tmp_path, monkeypatch, methods, lines, columns):
-    probabilities = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)).softmax(1)
-    saved = {"test": probabilities, "test_labels": probabilities.argmax(1)}
-    monkeypatch.setattr(report, "predictions", lambda result, out: saved)
-    runs = {
-        f"method {number}": [Result("SGHMC", 0.1, 0, {}, scores={"accuracy": 1.0}, curves={"accuracy": [0.9, 1.0]})]
-        for number in range(methods)
-    }
-    report.figure(tmp_path / "figure.png", runs, "title", tmp_path)
-    with Image.open(tmp_path / "figure.png") as image:
-        width, height = image.size
-    assert width == pytest.approx(150 * 3.2 * columns, abs=1)
-    assert height == pytest.approx(150 * 3.5 * (lines + 1), abs=1)
 
 
 def test_a_diverged_seed_is_counted_and_left_out_of_the_mean(tmp_path):

@@ -149,28 +149,6 @@ def test_a_wrong_correction_loses_the_badge(tmp_path, monkeypatch):
     assert weights.load_card(out / "new.safetensors")["badge"] == "heuristic"
 
 
-def test_an_older_card_gets_the_command_that_repeats_it_and_one_of_unknown_origin_none(tmp_path):
-    network, card = weights.load(trained(tmp_path / "run", "--minutes", "0"))
-    for command, expected in (("python t.py --minutes 3", "python t.py --minutes 0"), (None, None)):
-        old = {**card["meta_training"], "command": command}
-        del old["reproduce"]
-        weights.save(tmp_path / "old.safetensors", network, {**own_fields(card), "meta_training": old})
-        small = ["--coordinates", "20", "--num-data", "500", "--lr", "0.1", "--out", str(tmp_path)]
-        ship.main([str(tmp_path / "old.safetensors"), "shipped", *small])
-        assert weights.load_card(tmp_path / "shipped.safetensors")["meta_training"].get("reproduce") == expected
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("--lr", "0"), ("--lr", "-1"), ("--coordinates", "0"), ("--num-data", "0"), ("--energy", "nan")],
-)
-def test_numbers_that_nothing_is_measured_with_are_refused_before_a_file_is_read(tmp_path, capsys, option, value):
-    with pytest.raises(SystemExit):
-        ship.main([str(tmp_path / "any.safetensors"), "new", option, value, "--out", str(tmp_path / "out")])
-    assert option[2:].replace("-", "_") in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_what_cannot_be_shipped_is_refused_and_leaves_nothing(tmp_path):
     network, card = weights.load(trained(tmp_path / "run"))
     weights.save(tmp_path / "other.safetensors", network, {**own_fields(card), "sampler": "SGHMC"})

@@ -2,7 +2,6 @@
 
 import json
 
-import compare
 import pytest
 import sample
 import torch
@@ -26,32 +25,6 @@ def test_sample_runs_on_texts(tmp_path, capsys, model):
     methods = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
     assert [run["num_samples"] for method in methods.values() for run in method["runs"]] == [2, 1]
     assert all(0 <= method["mean"]["accuracy"] <= 1 and method["mean"]["nll"] > 0 for method in methods.values())
-
-
-def test_compare_tunes_and_runs_on_texts(tmp_path):
-    write_archive(tmp_path)
-    tuning = ["--grid", "1", "--tries", "1", "--tune-seeds", "1", "--extensions", "0"]
-    command = [*TINY, *RUN, *tuning, "--model", "cnn_lstm"]
-    compare.main([*command, "--data", str(tmp_path), "--out", str(tmp_path / "out")])
-    assert "SGHMC" in (tmp_path / "out" / "table.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ([*TINY, "--model", "cnn"], "model"),
-        ([*TINY, "--model", "cnn_lstm", "--size", "8"], "size"),
-        ([*TINY, "--model", "cnn_lstm", "--ood", "photos"], "ood"),
-        ([*TINY, "--model", "cnn_lstm", "--length", "5"], "length"),
-        (["--length", "12"], "length"),
-        (["--model", "cnn_lstm"], "model"),
-    ],
-)
-def test_what_does_not_fit_texts_or_images_is_refused_before_anything_is_run(tmp_path, arguments, named):
-    write_archive(tmp_path)
-    with pytest.raises(SystemExit, match=f"error: {named}"):
-        sample.main([*arguments, "--data", str(tmp_path), "--out", str(tmp_path / "out")])
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_network_of_ones_own_learns_the_size_of_the_vocabulary(tmp_path):

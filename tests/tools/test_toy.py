@@ -1,49 +1,15 @@
-"""tools/toy.py: its commands end to end on a few steps, and what it does not load."""
+"""tools/toy.py: its commands end to end on a few steps, against closed forms where there are some."""
 
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 import torch
-from experiments.toys import bias, trajectories
+from experiments.toys import bias, regression, trajectories
+from experiments.toys.regression import RANGES, Regression, Runs, summary, training_data
 from toy import main
-
-
-def test_four_ways_over_a_posterior_of_two_weights(tmp_path, capsys):
-    main(["posterior", "--out", str(tmp_path)])
-    found = json.loads((tmp_path / "results.json").read_text())["methods"]
-    assert all((tmp_path / f"strip_{theme}.png").stat().st_size > 10_000 for theme in ("light", "dark"))
-    # One mode each, but for the cyclical sampler, which the figure is there to show.
-    assert [round(found[name]["share"], 2) for name in ("SGD", "SGHMC", "L2E")] == [1, 1, 1]
-    assert 0.2 < found["CyclicalSGMCMC"]["share"] < 0.8
-    # SGHMC's spread is that of the posterior, SGD's is not.
-    assert found["SGHMC"]["spread"] == pytest.approx(trajectories.exact_spread(), rel=0.4)
-    assert found["SGD"]["spread"] < 0.7 * trajectories.exact_spread()
-    assert "the posterior" in capsys.readouterr().out
-
-
-def test_a_walk_too_short_for_two_kept_states_is_refused_and_a_cycle_without_samples_shows_none(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["posterior", "--steps", "210", "--out", str(tmp_path)])
-    assert "steps must leave two states after a burn-in of 200" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-    # Its second cycle has not come to its samples.
-    main(["posterior", "--steps", "300", "--out", str(tmp_path)])
-    table = capsys.readouterr().out
-    row = next(line for line in table.splitlines() if "CyclicalSGMCMC" in line)
-    assert [cell.strip() for cell in row.strip("|").split("|")[1:]] == ["0", "–", "–"]
-    assert "nan" not in table
-
-
-def test_the_energy_of_the_two_weights_is_that_of_the_mixture():
-    """Against torch's own mixture, and the same when the weights are exchanged."""
-    weights = torch.tensor([0.3, -1.1])
-    parts = torch.distributions.Normal(weights, 1.0)
-    mixture = torch.distributions.MixtureSameFamily(torch.distributions.Categorical(torch.ones(2)), parts)
-    expected = -mixture.log_prob(trajectories.data()).sum() + 0.05 / 2 * weights.square().sum()
-    assert trajectories.energy(weights).item() == pytest.approx(expected.item(), rel=1e-5)
-    assert trajectories.energy(weights.flip(0)).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_the_bias_of_linear_steps_is_the_closed_form_and_figures_are_written(tmp_path, capsys):
@@ -78,3 +44,78 @@ def test_a_simulated_bias_agrees_with_the_exact_one():
             assert abs(error - exact[x]) < 5 * spread
     with pytest.raises(ValueError, match="is not linear"):
         bias.exact(bias.maker("PSGLD"), options)
+
+
+# ---------------------------------------------------------------- a posterior of two weights
+
+
+def test_four_ways_over_a_posterior_of_two_weights(tmp_path):
+    main(["posterior", "--steps", "300", "--out", str(tmp_path)])
+    assert all((tmp_path / f"strip_{theme}.png").stat().st_size > 10_000 for theme in ("light", "dark"))
+    upper = {}
+    for name, make in trajectories.methods().items():
+        states, kept = trajectories.walk(make, 3000, 0)
+        upper[name] = round(float((states[kept, 0] < states[kept, 1]).double().mean()), 2)
+    # One mode each, but for the cyclical sampler, which the figure is there to show.
+    assert [upper[name] for name in ("SGD", "SGHMC", "L2E")] == [1, 1, 1]
+    assert 0.2 < upper["CyclicalSGMCMC"] < 0.8
+
+
+def test_the_energy_of_the_two_weights_is_that_of_the_mixture():
+    """Against torch's own mixture, and the same when the weights are exchanged."""
+    weights = torch.tensor([0.3, -1.1])
+    parts = torch.distributions.Normal(weights, 1.0)
+    mixture = torch.distributions.MixtureSameFamily(torch.distributions.Categorical(torch.ones(2)), parts)
+    expected = -mixture.log_prob(trajectories.data()).sum() + 0.05 / 2 * weights.square().sum()
+    assert trajectories.energy(weights).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert trajectories.energy(weights.flip(0)).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+# ---------------------------------------------------------------- one dimension
+
+SMALL = shlex.split(
+    "regression --num-data 60 --hidden 8 --samples 4 --burn-in 20 --thinning 2 --batch-size 20 --ensemble-steps 5 "
+    "--hmc-burn-in 4 --hmc-thinning 1 --leapfrog-steps 3"
+)
+
+
+def test_data_lie_on_the_intervals_by_their_length_and_the_loss_is_their_likelihood():
+    x, y = training_data(Regression(num_data=700))
+    assert x.shape == y.shape == (700, 1)
+    assert [int(((x >= low) & (x <= high)).sum()) for low, high in RANGES] == [400, 300]
+    assert (y - x.sin()).std().item() == pytest.approx(0.1, rel=0.1)
+    runs, model = Runs(Regression(num_data=50, batch_size=10)), torch.nn.Linear(1, 1)
+    expected = -torch.distributions.Normal(model(runs.x), 0.1).log_prob(runs.y).mean()
+    constant = torch.tensor(0.1 * (2 * torch.pi) ** 0.5).log()
+    torch.testing.assert_close(runs.loss(model, runs.x, runs.y) + constant, expected)
+
+
+def test_summary_measures_spread_by_region():
+    grid = torch.linspace(-7, 6, 261)[:, None]
+    offsets = torch.tensor([-1.0, 1.0])[:, None]
+    inside_gap = (grid[:, 0].abs() < 1).float()
+    row = summary({"a": grid[:, 0].sin() + offsets * inside_gap}, grid, {"a": 3.0})["a"]
+    assert row["std_gap"] == pytest.approx(2**0.5)
+    assert row["std_outside"] == 0
+    assert row["rmse_data"] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_regression_writes_a_figure_and_numbers(tmp_path, capsys, monkeypatch):
+    main([*SMALL, "--out", str(tmp_path)])
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert list(content["methods"]) == ["HMC", "L2E", "SGHMC", "deep ensemble"]
+    assert all(row["std_gap"] > 0 for row in content["methods"].values())
+    assert "--hidden 8" in content["command"]
+    assert (tmp_path / "regression.png").stat().st_size > 10_000
+    assert "std_gap" in capsys.readouterr().out
+    # Numbers that are no JSON are not written.
+    monkeypatch.setattr(regression, "summary", lambda *_: {"HMC": {"std_data": float("nan")}})
+    with pytest.raises(SystemExit, match=r"error: .*JSON"):
+        main([*SMALL, "--out", str(tmp_path / "other")])
+    assert not (tmp_path / "other" / "results.json").exists()
+
+
+def test_unknown_weights_are_refused_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(Runs, "hmc", lambda *_: pytest.fail("HMC has run"))
+    with pytest.raises(SystemExit, match="nonsense"):
+        main([*SMALL, "--network", "nonsense", "--out", str(tmp_path)])

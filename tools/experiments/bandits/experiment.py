@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,8 +47,6 @@ class BanditOptions(DataOptions, RunOptions):
     method: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(METHODS)
     # Rounds, networks and training.
     budget: Annotated[Budget, tyro.conf.OmitArgPrefixes] = field(default_factory=Budget)
-    # Pay the expectation of every reward, without its noise.
-    expected_rewards: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,8 +54,7 @@ class BanditOptions(DataOptions, RunOptions):
 
     def folder(self) -> Path:
         """Where the results go."""
-        suffix = "_expected" if self.expected_rewards else ""
-        return self.out or Path("runs") / f"bandits_{self.preset}{suffix}"
+        return self.out or Path("runs") / f"bandits_{self.preset}"
 
 
 def parse(arguments: Sequence[str] | None, description: str | None = None) -> BanditOptions:
@@ -117,10 +114,8 @@ class Runs:
         rounds = self.options.budget.contexts
         if problem == "mushroom":
             assert self.mushrooms is not None
-            bandit = mushroom(*self.mushrooms, rounds, generator)
-        else:
-            bandit = wheel(WHEELS[problem], rounds, generator)
-        return replace(bandit, rewards=bandit.expected) if self.options.expected_rewards else bandit
+            return mushroom(*self.mushrooms, rounds, generator)
+        return wheel(WHEELS[problem], rounds, generator)
 
     def run(self, problem: str, method: str, seed: int) -> dict[str, Any]:
         """``relative_regret`` in percent after ``rounds``, ``arms``: how often each was taken, and ``seconds``."""
@@ -137,7 +132,7 @@ class Runs:
             return {"rounds": rounds.tolist(), "relative_regret": regret, "arms": counts, "seconds": seconds}
 
         settings = {"problem": problem, "method": method, "seed": seed, "scale": scale, "noise": noise}
-        settings |= {**asdict(budget), "expected_rewards": self.options.expected_rewards}
+        settings |= asdict(budget)
         return self.stores[problem].run(f"{problem}_{method}_seed{seed}", settings, make)
 
     def all(self) -> dict[str, dict[str, list[dict[str, Any]]]]:

@@ -60,10 +60,10 @@ def report(options: BanditOptions, runs: Runs, command: str) -> str:
     ]
     note = (
         f"cumulative regret after {options.budget.contexts:,} rounds in % of uniform choice, mean ± standard deviation "
-        f"over {counted(options.seeds, 'seed')}{', rewards without noise' if options.expected_rewards else ''}"
+        f"over {counted(options.seeds, 'seed')}"
     )
     text = f"{markdown(rows)}\n\n{note}"
-    settings = {"budget": asdict(options.budget), "scales": SCALES, "expected_rewards": options.expected_rewards}
+    settings = {"budget": asdict(options.budget), "scales": SCALES}
     write_outputs(options.folder(), command, text, {"settings": settings, "runs": runs})
     figure(options.folder() / "figure.png", runs)
     return text

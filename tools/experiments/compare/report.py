@@ -18,7 +18,7 @@ from experiments.harness.runs.methods import Setting
 from experiments.harness.runs.result import SCORES, Result, label
 from experiments.harness.runs.runner import predictions
 from experiments.harness.runs.settings import Settings
-from experiments.harness.tables import finished, markdown, mean_and_std, rectangular, spread, with_failures
+from experiments.harness.tables import finished, markdown, mean_and_std, rectangular, spread
 from experiments.harness.tuning import Tuning
 from learned_samplers import metrics
 
@@ -29,23 +29,19 @@ over test images, per second of the run; cR̂ < 1.1: share of the weights whose 
 weights of a run), and of each layer's in a table of their own; also tuned: momentum decay a, temperature T, exploration
 ratio, the share of burn-in, the final lr as a share of the first, or an optimizer's weight decay; seconds of training
 and collecting.
-The table with tries: the settings that were tuned over, each on every tuning seed; median and worst seed; collapsed:
-runs that diverged, or whose NLL is above that of uniform predictions or 1.5 times the method's median; difference of
+The table with tries: the settings that were tuned over, each on every tuning seed; median and worst seed; difference of
 the NLL to the first row's at the same seed (same initial weights and minibatches), ± its standard error over seeds, and
-the standard error that the choice of test images alone gives; at equal time: gradients and NLL of runs in the first
-row's seconds; AUROC: of telling the data set from the test images by the largest probability, or by the mutual
-information of the samples' predictions; entropy: of the
-predictions on it, in nats; agreement: share of the test images with the reference's most probable class; total
-variation: half the sum of the probabilities' absolute differences, the mean over them.
+the standard error that the choice of test images alone gives; AUROC: of telling the data set from the test images by
+the largest probability, or by the mutual information of the samples' predictions; entropy: of the predictions on it, in
+nats; agreement: share of the test images with the reference's most probable class; total variation: half the sum of the
+probabilities' absolute differences, the mean over them.
 The table with temperatures, first seed: after burn-in of all weights (and from the coldest to the hottest part of the
 network); medians over all pairs of samples, on validation images: barrier of the loss on the line between the two,
 cosine of their weights less those at the start, disagreement of the most probable class, and ambiguity: the mean loss
 of the two less that of their average.
-The table with runs: all runs' predictions averaged, each seed one of so many parallel chains (of an optimizer: a deep
-ensemble).
+Settings are tuned by validation NLL: a balanced choice at the smallest budget, its best again at the larger ones.
 """
 OTHER_CODE = "Some runs were read back that another version of the code had made."
-COLLAPSED = 1.5  # times the median NLL of a method's runs, from which one of them counts as collapsed
 # Columns of a table: key, heading, decimals; the keys are those of `measured`.
 COLUMNS = (
     *(column for column in SCORES if column[0] != "ood_auroc"),
@@ -71,8 +67,7 @@ _RUN_KEYS = ("seed", "lr", "validation_nll", "gradient_evaluations", "diverged",
 
 @dataclass
 class BudgetReport:
-    """The finished runs of one budget in a folder: of each method its trials, its final runs, one a seed, and those at
-    equal time.
+    """The finished runs of one budget in a folder: of each method its trials, and its final runs, one a seed.
 
     Attributes:
         settings: of the comparison at this budget; what is tuned may be a method's own.
@@ -87,10 +82,8 @@ class BudgetReport:
     folder: Path
     settings: Settings
     num_data: int
-    num_classes: int = 10
     tuning: dict[str, Tuning[Setting, Result]] = field(default_factory=dict)
     runs: dict[str, list[Result]] = field(default_factory=dict)
-    equal_time: dict[str, list[Result]] = field(default_factory=dict)
     convergence: bool = False
     corruptions: bool = False
     reference: torch.Tensor | None = None
@@ -114,8 +107,6 @@ class BudgetReport:
 def losses(results: Sequence[Result], folder: Path) -> torch.Tensor:
     """Negative log-probability of each test image's label, the mean over a method's seeds, in nats."""
     ended = [predictions(result, folder) for result in finished(results)]
-    if ended and "test_nll" in ended[0]:
-        return torch.stack([each["test_nll"].double() for each in ended]).mean(0)
     true = [each["test"].gather(1, each["test_labels"].long().unsqueeze(1))[:, 0].double() for each in ended]
     return -torch.stack(true).clamp_min(metrics.FLOOR).log().mean(0)  # as `metrics.nll` has it
 
@@ -139,34 +130,6 @@ def paired(ours: Sequence[Result], theirs: Sequence[Result], folder: Path | None
         difference = losses(mine, folder) - losses(other, folder)
         found["image_error"] = float(difference.std() / math.sqrt(len(difference)))
     return found
-
-
-def collapsed(results: Sequence[Result], num_classes: int) -> int:
-    """Runs that diverged, or whose test NLL is above that of uniform predictions or 1.5 times the method's median.
-
-    Of a regression (``num_classes`` 0), whose NLL has no zero, those that diverged.
-    """
-    good = [result.scores["nll"] for result in finished(results)]
-    if not num_classes or not good:
-        return len(results) - len(good)
-    bound = min(math.log(num_classes), COLLAPSED * statistics.median(good))
-    return len(results) - sum(nll <= bound for nll in good)
-
-
-def pooled(report: BudgetReport, name: str) -> dict[str, float] | None:
-    """Scores of the average over all seeds' predictions, as parallel chains or a deep ensemble give it.
-
-    None for fewer than two chains, and for a regression.
-    """
-    good = finished(report.runs[name])
-    if len(good) < 2 or not report.num_classes:
-        return None
-    ended = [predictions(result, report.folder) for result in good]
-    average = sum(each["test"] for each in ended) / len(ended)
-    scores = {**metrics.summary(average, ended[0]["test_labels"]), "chains": len(ended)}
-    if report.reference is not None:
-        scores |= {key: distance(average, report.reference) for key, (_, distance) in DISTANCES.items()}
-    return scores
 
 
 def content(report: BudgetReport) -> dict[str, Any]:
@@ -200,12 +163,9 @@ def _method_content(report: BudgetReport, name: str) -> dict[str, Any]:
         ],
         "mean": {key: mean for key, (mean, _) in summary.items()},
         "std": {key: std if len(rows) > 1 else None for key, (_, std) in summary.items()},
-        "collapsed": collapsed(results, report.num_classes),
         "difference": None if results is first else paired(results, first, report.folder),
-        "pooled": pooled(report, name),
         "health": {**results[0].mean_temperatures, "modes": results[0].modes},
         "corruptions": [result.corruptions for result in results] if report.corruptions else [],
-        "equal_time": [_run_content(report, result) for result in report.equal_time.get(name, ())],
         "runs": [_run_content(report, result) for result in results],
     }
 
@@ -224,7 +184,6 @@ def tables(report: BudgetReport, numbers: Mapping[str, Any]) -> str:
             "scores": _score_cells(rows, methods[name], results),
             "robust": _robust_cells(report, name, rows, methods[name]["difference"] or {}),
             "health": _health_cells(results[0]),
-            "pooled": _pooled_cells(methods[name]["pooled"]),
         }.items():
             cells.setdefault(table, []).extend([{"method": label(results), **row}] if row else [])
     known = {name: found for name, results in report.runs.items() if (found := _layers(report, results))}
@@ -266,10 +225,9 @@ def _robust_cells(
 ) -> dict[str, str]:
     results, nlls = report.runs[name], _values(rows, "nll")
     cells = {
-        "tries": str(sum(bool(tried) for tried in report.tuning[name].trials.values())),
+        "tries": str(len(report.tuning[name].trials)),
         "median NLL": _text(statistics.median(nlls) if nlls else None),
         "worst NLL": _text(max(nlls, default=None)),
-        "collapsed": str(collapsed(results, report.num_classes)),
         "difference": _text(difference.get("mean"), "+.4f"),
         "± seeds": _text(difference.get("error")),
         "± images": _text(difference.get("image_error")),
@@ -282,11 +240,6 @@ def _robust_cells(
         known = [result.ood[other]["information_auroc"] for result in good if "information_auroc" in result.ood[other]]
         cells[f"AUROC {other}, information"] = spread(known, 3)
         cells[f"entropy {other} [nats]"] = spread([result.ood[other]["mean_entropy"] for result in good], 3)
-    if again := report.equal_time.get(name):
-        ended = finished(again)
-        cells["gradients at equal time"] = _text(ended[0].gradient_evaluations if ended else None, "d")
-        nll = spread([result.scores["nll"] for result in ended], 4)
-        cells["NLL at equal time"] = with_failures(nll, again)
     return cells
 
 
@@ -299,14 +252,6 @@ def _health_cells(result: Result) -> dict[str, str]:
     return cells | {heading: _text(modes.get(key), form) for key, (heading, form) in PAIRS.items()}
 
 
-def _pooled_cells(together: Mapping[str, Any] | None) -> dict[str, str]:
-    if together is None:
-        return {}
-    headings = [*COLUMNS, *((key, heading, 4) for key, (heading, _) in DISTANCES.items())]
-    cells = {heading: f"{together[key]:.4f}" for key, heading, _ in headings if key in together}
-    return {**cells, "runs": str(together["chains"])}
-
-
 def _layers(report: BudgetReport, results: Sequence[Result]) -> dict[str, str]:
     """Share of each layer's weights with cR̂ < 1.1, the mean over seeds; {} of what is no chain."""
     known = [result.converged for result in finished(results) if report.convergence and result.converged]
@@ -314,12 +259,11 @@ def _layers(report: BudgetReport, results: Sequence[Result]) -> dict[str, str]:
     return {name: f"{statistics.fmean(each[name] for each in known):.3f}" for name in names}
 
 
-def write_results(out: Path, reports: Sequence[BudgetReport], command: str, choice: str) -> str:
-    """Write results.json and table.md for the budgets that are finished, and return the tables; `choice` says how
-    settings were chosen."""
+def write_results(out: Path, reports: Sequence[BudgetReport], command: str) -> str:
+    """Write results.json and table.md for the budgets that are finished, and return the tables."""
     numbers = [content(report) for report in reports]
     text = "\n\n".join(map(tables, reports, numbers))
-    notes = f"{NOTES}{choice}" + f"\n{OTHER_CODE}" * any(report.other_code for report in reports)
+    notes = NOTES + f"{OTHER_CODE}\n" * any(report.other_code for report in reports)
     found = {str(report.budget): each for report, each in zip(reports, numbers)}
-    write_outputs(out, command, f"{notes}\n\n{text}", {"budgets": found})
+    write_outputs(out, command, f"{notes}\n{text}", {"budgets": found})
     return text

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
+import tyro
 from torch import Tensor
 
 from experiments.function_space.networks import StackedMLP
@@ -210,49 +211,26 @@ class ImageRuns:
         return self.store.run(name, {**self.settings(method, self.protocol, seed), "lr": lr}, make)
 
 
-# ---------------------------------------------------------------- the commands
-
-#: Nothing that we have of the paper gives the networks or epochs of its 1.21 %.
-PRESETS: dict[str, dict[str, Any]] = {"cpu": {}, "full": {"particles": 20, "epochs": 100, "tuning_epochs": 10}}
-
-
 @dataclass(frozen=True)
 class MNIST(DataOptions, RunOptions):
     """Classification error of f-SVGD, SVGD and a deep ensemble at the same budget."""
 
-    # "cpu": 5 MLPs, 10 epochs. "full": 20 of them, 100 epochs, best on a GPU.
-    preset: Literal["cpu", "full"] = "cpu"
     # Methods, in the order of the tables, in any letter case; PlainEnsemble is the deep ensemble without prior.
     methods: tuple[Annotated[str, one_of(METHODS)], ...] = METHODS
     # Seeds, counted up from --seed; each has its own weights and minibatches.
     seeds: int = 1
-    # Networks, instead of the preset's.
-    particles: int | None = None
-    # Units of the hidden layers.
-    hidden: tuple[int, ...] = (400, 400)
-    # Epochs, instead of the preset's.
-    epochs: int | None = None
-    # Epochs of the runs that choose the learning rate, instead of the preset's.
-    tuning_epochs: int | None = None
-    # Learning rates to try.
-    rates: tuple[float, ...] = ImageProtocol.rates
+    # Networks and training. Nothing that we have of the paper gives the networks or epochs of its 1.21 %.
+    protocol: Annotated[ImageProtocol, tyro.conf.OmitArgPrefixes] = field(default_factory=ImageProtocol)
     # A data set of images by its name in meta_tasks.datasets.
     dataset: str = "mnist"
     # Folder of the runs, the table and the results.
     out: Path = Path("runs/function_space_mnist")
 
-    def image_runs(self) -> ImageRuns:
-        """The runs; MNIST has no validation images of its own, a sixth is held out."""
-        given = {key: getattr(self, key) for key in ("particles", "epochs", "tuning_epochs")}
-        chosen = PRESETS[self.preset] | {key: value for key, value in given.items() if value is not None}
-        protocol = ImageProtocol(hidden=self.hidden, rates=self.rates, **chosen)
-        images = load_images(self.dataset, self.data, validation=1 / 6, download=False)
-        return ImageRuns(self.out, images, protocol, fresh=self.fresh)
-
 
 def mnist(options: MNIST, command: str) -> None:
-    """Tune, train, score and write."""
-    runs = options.image_runs()
+    """Tune, train, score and write; MNIST has no validation images of its own, a sixth is held out."""
+    images = load_images(options.dataset, options.data, validation=1 / 6, download=False)
+    runs = ImageRuns(options.out, images, options.protocol, fresh=options.fresh)
     results, tuning = {}, {}
     for method in options.methods:
         lr, trials = runs.tune(method)

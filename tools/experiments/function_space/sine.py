@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import tyro
 from torch import Tensor
 
 from experiments.function_space.images import infinite_width
@@ -31,30 +32,40 @@ METHODS = ("HMC", "FSVGD", "FSVGDFitted", "SVGD", "DeepEnsemble")
 
 @dataclass(frozen=True)
 class SineProblem:
-    """y = sin(x) + N(0, noise²) on two intervals, and networks with weights from N(0, variance).
+    """y = sin(x) + noise on two intervals, and networks with weights from N(0, variance)."""
 
-    Attributes:
-        data: points, evenly many on each interval.
-        noise: known to the likelihood.
-        hidden, variance: of the networks, see `StackedMLP`.
-        particles, steps, lr: of the particle samplers; Adam, all data at each step, a rate that falls along a cosine.
-        extra: draws of ν, uniform on the plotted range, at each step of f-SVGD.
-        chains, burn_in, trajectories, thinning, leapfrog_steps: of HMC, which starts from the ensemble's end.
-    """
-
+    # Points, evenly many on each interval.
     data: int = 40
+    # Standard deviation of the noise, known to the likelihood.
     noise: float = 0.1
+    # Units of the hidden layers.
     hidden: tuple[int, ...] = (50,)
+    # Of every weight under the prior.
     variance: float = 4.0
+    # Particles of each particle sampler.
     particles: int = 50
+    # Adam steps of the particle samplers, each on all data.
     steps: int = 3000
+    # First learning rate of the particle samplers; it falls along a cosine.
     lr: float = 5e-2
+    # Draws of ν, uniform on the plotted range, at each step of f-SVGD.
     extra: int = 40
+    # Chains of HMC, which start from the ensemble's end.
     chains: int = 10
+    # Trajectories of HMC's adaptation.
     burn_in: int = 200
+    # Trajectories after it, a chain.
     trajectories: int = 500
+    # Trajectories from one kept state to the next.
     thinning: int = 10
+    # Steps of a trajectory.
     leapfrog_steps: int = 50
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "steps", "burn_in", "chains", "thinning", "leapfrog_steps")
+        at_least(self.thinning, self, "trajectories")  # else no state is kept
+        at_least(2, self, "particles", "data")  # whose standard deviation is compared; a point on each interval
+        positive(self, "lr", "noise", "variance")
 
 
 @dataclass(frozen=True)
@@ -64,25 +75,10 @@ class Sine(RunOptions):
     A seed is a data set with its own particles and chains.
     """
 
-    # Adam steps of the particle samplers.
-    steps: int = SineProblem.steps
-    # First learning rate of the particle samplers; it falls along a cosine.
-    lr: float = SineProblem.lr
-    # Particles of each particle sampler.
-    particles: int = SineProblem.particles
-    # Trajectories of HMC after its adaptation, a chain.
-    trajectories: int = SineProblem.trajectories
-    # Trajectories of that adaptation.
-    burn_in: int = SineProblem.burn_in
+    # Data, networks and budgets.
+    problem: Annotated[SineProblem, tyro.conf.OmitArgPrefixes] = field(default_factory=SineProblem)
     # Folder of the table, the results and the figure.
     out: Path = Path("runs/function_space_sine")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least_one(self, "steps", "burn_in")
-        at_least(SineProblem.thinning, self, "trajectories")  # else no state is kept
-        at_least(2, self, "particles")  # whose standard deviation is compared
-        positive(self, "lr")
 
 
 class SineRuns:
@@ -232,9 +228,7 @@ def figure(path: Path, functions: Mapping[str, Tensor], runs: SineRuns) -> None:
 
 def sine(options: Sine, command: str) -> None:
     """Run every method on every data set and write; the figure shows the first."""
-    problem = SineProblem(
-        **{key: getattr(options, key) for key in ("steps", "lr", "particles", "trajectories", "burn_in")}
-    )
+    problem = options.problem
     store, results = RunStore(options.out, fresh=options.fresh), dict[str, list[dict[str, Any]]]()
     for seed in options.seed_list():
         runs, name = SineRuns(problem, seed), f"seed{seed}"

@@ -42,8 +42,3 @@ def logarithmic_labels(ax: Any) -> None:
 
     ax.set(yscale="log")
     ax.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_formatter=NullFormatter())
-
-
-def legend_beside(ax: Any) -> None:
-    """The legend to the right of a panel."""
-    ax.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)

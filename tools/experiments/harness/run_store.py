@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
 import learned_samplers
 import meta_tasks
 from learned_samplers.base.files import FolderLock, shared_lock, write_atomically
-from learned_samplers.posterior.tensor_files import FORMAT, read_tensors, write_tensors
+from learned_samplers.posterior.tensor_files import read_tensors, write_tensors
 from meta_tasks.fingerprints import code_fingerprint, data_fingerprint, fingerprint
 
 __all__ = ["RunStore", "data_fingerprint", "fingerprint"]
@@ -115,8 +114,6 @@ class RunStore:
     def record(self, name: str) -> dict[str, Any] | None:
         """The run of that name as it is on disk, "made_of", "code" and "result", whatever it was made of.
 
-        "code" is None in files from before it was noted; older files have no checksum either.
-
         Raises:
             ValueError: the file is damaged, or no run; the message names it.
         """
@@ -125,10 +122,8 @@ class RunStore:
             return None
         try:
             record = json.loads(path.read_text())
-            found = {"made_of": record["made_of"], "code": record.get("code"), "result": record["result"]}
-            if record.keys() - found.keys() - {"checksum"}:
-                raise ValueError(f"it has an unknown entry, of {', '.join(record)}")
-            if "checksum" in record and record["checksum"] != _checksum(found):
+            found = {key: record[key] for key in ("made_of", "code", "result")}
+            if record != {**found, "checksum": _checksum(found)}:
                 raise ValueError("it has changed since it was written, damaged file?")
             return found
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -161,7 +156,7 @@ class RunStore:
         write_tensors(path, {key: tensor.cpu() for key, tensor in tensors.items()}, {})
 
     def read_tensors(self, name: str, kind: str) -> dict[str, Tensor]:
-        """The tensors of a run of that kind; of older files, without checksums, too.
+        """The tensors of a run of that kind.
 
         Raises:
             FileNotFoundError: there are none.
@@ -171,8 +166,6 @@ class RunStore:
         try:
             return read_tensors(path, torch.device("cpu"))[0]
         except ValueError as error:
-            if f"not a file of {FORMAT} (its format is None)" in str(error):
-                return load_file(path)
             raise ValueError(f"{error}; delete {self.path(name)} or use --fresh to do the run again") from error
 
     def begin(self, name: str, *kinds: str) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
-
-_FAILURES = re.compile(r" \(\d+ of \d+ diverged\)$")
 
 
 class Outcome(Protocol):
@@ -67,14 +64,5 @@ def finished(results: Sequence[R]) -> list[R]:
 
 def with_failures(text: str, results: Sequence[Outcome]) -> str:
     """A label or a cell, with the number of runs that diverged, if there are any."""
-    return failed_of(text, len(results) - len(finished(results)), len(results))
-
-
-def failed_of(text: str, failed: int, runs: int) -> str:
-    """The same from their numbers."""
-    return f"{text} ({failed} of {runs} diverged)" if failed else text
-
-
-def plain(label: str) -> str:
-    """What a table calls a method, without its failures."""
-    return _FAILURES.sub("", label)
+    failed = len(results) - len(finished(results))
+    return f"{text} ({failed} of {len(results)} diverged)" if failed else text

@@ -65,19 +65,12 @@ class Tuning(Generic[C, R]):
     score: Callable[[R], float | None]
     trials: dict[C, list[R]] = field(default_factory=dict)
 
-    @property
-    def given(self) -> bool:
-        """Whether there is a single choice that no run has tried: it was taken over from elsewhere."""
-        return [*self.trials.values()] == [[]]
-
     def mean(self, choice: C) -> float | None:
         """Mean score of a choice over its seeds; None if one of them diverged."""
         return mean_score(self.score(run) for run in self.trials[choice])
 
     def ranked(self) -> list[C]:
         """The choices from the lowest score to the highest, without those that diverged."""
-        if self.given:
-            return [*self.trials]
         scores = {choice: score for choice in self.trials if (score := self.mean(choice)) is not None}
         return sorted(scores, key=scores.__getitem__)
 
@@ -93,9 +86,7 @@ class Tuning(Generic[C, R]):
         return order[0]
 
     def edges(self) -> list[int]:
-        """−1 if no learning rate below the chosen one was tried, 1 if none above it; none where nothing was tried."""
-        if self.given:
-            return []
+        """−1 if no learning rate below the chosen one was tried, 1 if none above it."""
         rates, lr = [choice.lr for choice in self.trials], self.chosen.lr
         return [side for side, edge in ((-1, min(rates)), (1, max(rates))) if lr == edge]
 

@@ -41,10 +41,3 @@ def reproducing(command: str, iterations: int) -> str:
             next(words)
     ended = ["--iterations", str(iterations)] if iterations else ["--minutes", "0"]
     return shlex.join([*kept, *ended])
-
-
-def with_reproduction(meta_training: dict[str, Any]) -> dict[str, Any]:
-    """The ``meta_training`` of a card, with the command that repeats it where the run said how it was made."""
-    if "reproduce" in meta_training or meta_training["command"] is None or "iterations" not in meta_training:
-        return meta_training
-    return {**meta_training, "reproduce": reproducing(meta_training["command"], meta_training["iterations"])}

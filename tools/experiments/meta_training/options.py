@@ -291,8 +291,6 @@ class Options:
     minutes: float | None = None
     # Whether to show a progress bar.
     progress: bool = True
-    # Time a few iterations on random images, say what the meta-training will cost here, and stop.
-    dry_run: bool = False
 
     def make_rule(self) -> NetworkRule:
         """The rule; ValueError, TypeError, FileNotFoundError: there is no such rule, or no such start."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from experiments.harness.figures import new_figure
 from experiments.harness.runs.result import Result, label, score_columns
 from experiments.harness.runs.runner import predictions
 from experiments.harness.tables import finished, mean_and_std, spread
-from experiments.harness.tuning import Choice, Tuning
 from learned_samplers import metrics, plots
 
 ByMethod = Mapping[str, Sequence[Result]]  # method → its runs, one a seed
@@ -44,7 +43,8 @@ def rows(runs: ByMethod, out: Path, reference: torch.Tensor | None = None) -> li
         if reference is not None:
             pairs = [(predictions(result, out)["test"], reference) for result in good]
             if chains and results[0].method == "HMC":
-                pairs = [(p, torch.stack(others).mean(0)) for p, others in _each_and_others(chains)]
+                others = [chains[:k] + chains[k + 1 :] for k in range(len(chains))]
+                pairs = [(p, torch.stack(rest).mean(0)) for p, rest in zip(chains, others) if rest]
             row[f"agreement with {name}"] = spread([metrics.agreement(*pair) for pair in pairs], 4)
             row["total variation"] = spread([metrics.total_variation(*pair) for pair in pairs], 4)
         for key, heading in PAIRS.items() if any(each.modes for every in runs.values() for each in every) else ():
@@ -57,34 +57,19 @@ def rows(runs: ByMethod, out: Path, reference: torch.Tensor | None = None) -> li
 
 
 def _hmc_chains(runs: ByMethod, out: Path) -> list[torch.Tensor]:
-    """HMC's predictive probabilities on the test images, seed by seed; none of a regression."""
-    good = finished(runs.get("HMC", ()))
-    if not good or "accuracy" not in good[0].scores:
-        return []
-    return [predictions(result, out)["test"] for result in good]
+    """HMC's predictive probabilities on the test images, seed by seed."""
+    return [predictions(result, out)["test"] for result in finished(runs.get("HMC", ()))]
 
 
-def _each_and_others(chains: list[torch.Tensor]) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """Each chain, and the others; nothing of one alone."""
-    for k, chain in enumerate(chains):
-        if others := chains[:k] + chains[k + 1 :]:
-            yield chain, others
-
-
-def content(runs: ByMethod, tuning: Mapping[str, Tuning[Choice, Result]]) -> dict[str, Any]:
-    """Everything as numbers: settings, tuning trials, runs, and mean and standard deviation of each score."""
+def content(runs: ByMethod) -> dict[str, Any]:
+    """Everything as numbers: settings, runs, and mean and standard deviation of each score."""
     methods = {}
     for name, results in runs.items():
         good = finished(results)
         columns = score_columns(runs.values()) if good else ()
         summary = {key: mean_and_std([r.scores[key] for r in good]) for key, _, _ in columns}
-        trials = tuning[name].trials if name in tuning else {}
         methods[name] = {
             "lr": results[0].lr,
-            "tuning": [
-                {"lr": choice.lr, "validation_nll": [trial.validation_nll for trial in tried]}
-                for choice, tried in trials.items()
-            ],
             "mean": {key: mean for key, (mean, _) in summary.items()},
             "std": {key: std if len(good) > 1 else None for key, (_, std) in summary.items()},
             "runs": [{k: v for k, v in asdict(result).items() if k != "settings"} for result in results],
@@ -93,12 +78,9 @@ def content(runs: ByMethod, tuning: Mapping[str, Tuning[Choice, Result]]) -> dic
 
 
 def figure(path: Path, runs: ByMethod, title: str, out: Path) -> None:
-    """A reliability diagram of each method, over all its seeds together, above accuracy against number of samples.
-
-    Nothing for a regression.
-    """
+    """A reliability diagram of each method, over all its seeds together, above accuracy against number of samples."""
     good = {name: finished(results) for name, results in runs.items() if finished(results)}
-    if not good or "accuracy" not in next(iter(good.values()))[0].scores:
+    if not good:
         return
     lines = -(-len(good) // PANELS)
     columns = -(-len(good) // lines)

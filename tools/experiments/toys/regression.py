@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ from tqdm import tqdm
 
 from experiments.harness.figures import new_figure
 from experiments.harness.options import at_least, at_least_one, not_negative, positive
-from experiments.harness.output import settings_of
+from experiments.harness.output import settings_of, write_outputs
+from experiments.harness.tables import markdown
 from learned_samplers import HMC, L2E, SGHMC, PosteriorSamples, SampleCollection
-from learned_samplers.base.files import write_atomically
 
 RANGES = ((-5.0, -1.0), (1.0, 4.0))
 GAP, GRID = (-1.0, 1.0), (-7.0, 6.0)
@@ -27,8 +26,8 @@ PRIOR_PRECISION = 10.0  # of the normal prior on every weight
 
 
 @dataclass(frozen=True)
-class Options:
-    """The posterior of a network on one-dimensional regression: L2E beside HMC."""
+class Regression:
+    """The posterior of a network on y = sin(x) + noise with a gap in the data: L2E beside HMC (L2E's Appendix G)."""
 
     # Training points, spread evenly over the two intervals by their length.
     num_data: int = 1000
@@ -71,7 +70,7 @@ class Options:
             raise ValueError(f"batch_size={self.batch_size} exceeds the {self.num_data} training points")
 
 
-def training_data(options: Options) -> tuple[Tensor, Tensor]:
+def training_data(options: Regression) -> tuple[Tensor, Tensor]:
     """x and y, (N, 1) each."""
     stream = torch.Generator().manual_seed(options.seed)
     lengths = [high - low for low, high in RANGES]
@@ -84,7 +83,7 @@ def training_data(options: Options) -> tuple[Tensor, Tensor]:
     return x, x.sin() + NOISE * torch.randn(x.shape, generator=stream)
 
 
-def network(options: Options) -> nn.Sequential:
+def network(options: Regression) -> nn.Sequential:
     layers = [layer for i, o in pairwise((1, *options.hidden, 1)) for layer in (nn.Linear(i, o), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
@@ -96,7 +95,7 @@ class Runs:
         ValueError, OSError: there are no weights of that name, or not for these layers.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Regression) -> None:
         self.options = options
         self.x, self.y = training_data(options)
         self.common: dict[str, Any] = {"num_data": options.num_data, "prior_precision": PRIOR_PRECISION}
@@ -188,14 +187,14 @@ def figure(path: Path, functions: dict[str, Tensor], grid: Tensor, data: tuple[T
     fig.savefig(path, dpi=150)
 
 
-def write(runs: Runs, command: str) -> tuple[dict[str, dict[str, float]], float]:
-    """Run the four methods; write figure and numbers; returns the table of `summary` and HMC's acceptance rate.
+def regression(options: Regression, command: str) -> None:
+    """Run the four methods; write figure, table and numbers.
 
     Raises:
         FloatingPointError: a prediction is not finite.
     """
-    runs.options.out.mkdir(parents=True, exist_ok=True)
-    options, grid, acceptance = runs.options, torch.linspace(*GRID, 261)[:, None], math.nan
+    torch.set_num_threads(1)
+    runs, grid, acceptance = Runs(options), torch.linspace(*GRID, 261)[:, None], math.nan
     functions: dict[str, Tensor] = {}
     seconds: dict[str, float] = {}
     for label in ("HMC", "L2E", "SGHMC", "deep ensemble"):
@@ -209,9 +208,9 @@ def write(runs: Runs, command: str) -> tuple[dict[str, dict[str, float]], float]
         functions[label] = samples.predict_samples(grid, output="regression")[..., 0]
         if not functions[label].isfinite().all():
             raise FloatingPointError(f"{label}: the predictions are not finite")
-    table = summary(functions, grid, seconds)
-    content = {"command": command, "options": settings_of(options), "hmc_acceptance_rate": acceptance, "methods": table}
-    numbers = json.dumps(content, indent=1, allow_nan=False)
+    found = summary(functions, grid, seconds)
+    text = markdown([{"method": name, **{key: f"{x:.3f}" for key, x in row.items()}} for name, row in found.items()])
+    content = {"options": settings_of(options), "hmc_acceptance_rate": acceptance, "methods": found}
+    write_outputs(options.out, command, text, content)
     figure(options.out / "regression.png", functions, grid, (runs.x, runs.y))
-    write_atomically(options.out / "regression.json", numbers.encode())
-    return table, acceptance
+    print(f"{text}\nHMC accepts {acceptance:.2f} of its proposals; written to {options.out}")

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from experiments.harness.figures import new_figure
-from experiments.harness.output import settings_of, write_outputs
-from experiments.harness.tables import markdown
+from experiments.harness.options import at_least
 from learned_samplers import L2E, SGHMC, CyclicalSGMCMC
 from learned_samplers.plots import PALETTE
 
@@ -21,11 +20,6 @@ NUM_DATA, SEPARATION, PRIOR_PRECISION, BATCH = 40, 1.25, 0.05, 8
 #: Steps before the first kept state, and between two of them.
 BURN_IN, THINNING = 200, 6
 _EXTENT = 4.0
-
-
-def is_kept(step: int) -> bool:
-    """Whether the state after this step, counted from 0, is one of the samples."""
-    return step >= BURN_IN and step % THINNING == 0
 
 
 @dataclass(frozen=True)
@@ -36,13 +30,11 @@ class Posterior:
     steps: int = 3000
     # Seed of minibatches and noise.
     seed: int = 0
-    # Folder for the figures and the table.
+    # Folder for the figures.
     out: Path = Path("runs/toy_posterior")
 
     def __post_init__(self) -> None:
-        kept = sum(is_kept(step) for step in range(self.steps))
-        if kept < 2:  # of which a spread can be computed
-            raise ValueError(f"steps must leave two states after a burn-in of {BURN_IN}, got {self.steps}: {kept} kept")
+        at_least(BURN_IN + 2 * THINNING, self, "steps")
 
 
 def data() -> Tensor:
@@ -84,7 +76,8 @@ def walk(make: Callable[[list[Tensor]], Any], steps: int, seed: int) -> tuple[Te
         loss(weights, x[torch.randint(NUM_DATA, (BATCH,))]).backward()
         optimizer.step()
         states.append(weights.detach().clone())
-        kept.append(is_kept(step) and getattr(optimizer, "is_sampling", True))
+        chosen = step >= BURN_IN and step % THINNING == 0
+        kept.append(chosen and getattr(optimizer, "is_sampling", True))
     return torch.stack(states), torch.tensor(kept)
 
 
@@ -110,36 +103,11 @@ def strip(walks: dict[str, tuple[Tensor, Tensor]], *, dark: bool) -> Any:
     return fig
 
 
-def exact_spread() -> float:
-    """Standard deviation of w₁ − w₂ in one mode, by quadrature."""
-    grid = torch.linspace(-8, 8, 801, dtype=torch.double)
-    x, y = torch.meshgrid(grid, grid, indexing="xy")
-    energies = energy(torch.stack([x, y], dim=-1))
-    mass = (energies.min() - energies).exp() * (x < y)
-    mean = (mass * (x - y)).sum() / mass.sum()
-    return float(((mass * (x - y - mean).square()).sum() / mass.sum()).sqrt())
-
-
 def draw(options: Posterior, command: str) -> None:
-    """Run all, and write strip_light.png, strip_dark.png and a table of what was visited."""
+    """Run all, and write strip_light.png and strip_dark.png."""
     walks = {name: walk(make, options.steps, options.seed) for name, make in methods().items()}
     options.out.mkdir(parents=True, exist_ok=True)
     for theme in ("light", "dark"):
         fig = strip(walks, dark=theme == "dark")
         fig.savefig(options.out / f"strip_{theme}.png", dpi=100, facecolor=fig.get_facecolor())
-    rows, numbers = [], {}
-    for name, (states, kept) in walks.items():
-        between = states[kept, 0] - states[kept, 1]
-        share = float((between < 0).double().mean()) if len(between) else float("nan")
-        # Both modes folded into one: the law does not tell the weights apart.
-        spread = float((-between.abs()).std()) if len(between) > 1 else float("nan")
-        numbers[name] = {"states": int(kept.sum()), "share": share, "spread": spread}
-        # A cyclical sampler may not have come to its first samples.
-        shown = ("–" if math.isnan(value) else f"{value:.2f}" for value in (share, spread))
-        rows.append((name, str(int(kept.sum())), *shown))
-    rows.append(("the posterior", "", "0.50", f"{exact_spread():.2f}"))
-    columns = ("method", "states kept", "in the upper mode", "standard deviation of w₁ − w₂ within a mode")
-    text = markdown([dict(zip(columns, row, strict=True)) for row in rows])
-    finite = {name: {k: v if math.isfinite(v) else None for k, v in each.items()} for name, each in numbers.items()}
-    write_outputs(options.out, command, text, {"settings": settings_of(options), "methods": finite})
-    print(f"{text}\nwritten to {options.out}")
+    print(f"written to {options.out}")

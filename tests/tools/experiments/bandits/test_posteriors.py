@@ -37,12 +37,6 @@ def test_members_are_networks_of_their_own():
         torch.testing.assert_close(found[m], hidden @ tensors[4][m] + tensors[5][m])
 
 
-def test_prior_has_its_variance():
-    tensors = prior_draw((50, 40, 3), 400, torch.Generator().manual_seed(0))
-    assert [tuple(t.shape) for t in tensors] == [(400, 50, 40), (400, 1, 40), (400, 40, 3), (400, 1, 3)]
-    assert [t.var().item() for t in tensors] == pytest.approx([2 / 50, 2 / 50, 2 / 40, 2 / 40], rel=0.1)
-
-
 @pytest.mark.parametrize("make", LEARNING)
 def test_likelihood_is_of_the_arm_that_was_chosen(make):
     bandit = rounds(20)
@@ -69,14 +63,6 @@ def test_a_member_is_drawn_for_every_context():
     counts = posterior.choose(bandit.contexts).bincount(minlength=5)
     assert counts[4] == 0
     assert (counts[:4] - 500).abs().max() < 4.5 * (2000 * 3 / 16) ** 0.5
-
-
-def test_bootstrap_counts_are_poisson():
-    bandit = rounds(2000)
-    counts = Bootstrap(bandit.contexts, 5, 0.3, SMALL, torch.Generator().manual_seed(0)).counts
-    assert counts.shape == (4, 2000)
-    assert counts.mean().item() == pytest.approx(1, abs=4.5 / 8000**0.5)
-    assert counts.var().item() == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize("make", [FunctionSpace, Chains])
@@ -117,14 +103,6 @@ def test_posteriors_learn_the_wheel(make):
 
     fault = bandit.relative_regret(play(bandit, Untrained, budget, 50.0, 5.0, 1))[-1].item()
     assert learned < 60 < fault
-
-
-def test_play_tries_every_arm_first_and_repeats_itself():
-    bandit = rounds(100)
-    arms = play(bandit, FunctionSpace, SMALL, 50.0, 5.0, 3)
-    assert arms[:15].tolist() == list(range(5)) * 3
-    assert torch.equal(arms, play(bandit, FunctionSpace, SMALL, 50.0, 5.0, 3))
-    assert not torch.equal(arms, play(bandit, FunctionSpace, SMALL, 50.0, 5.0, 4))
 
 
 def test_play_sees_no_reward_of_another_arm():

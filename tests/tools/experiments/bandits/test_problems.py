@@ -47,20 +47,6 @@ def test_rewards_have_their_expectations(problem):
     assert largest_deviation(replace(bandit, expected=fault)) > 4.5
 
 
-def test_mushroom_in_closed_form():
-    """Edible: leaving costs 5; poisonous: eating is worth −15, so that uniform choice costs 2.5 and 7.5."""
-    bandit = make("mushroom")
-    x, edible = features()
-    rows = {tuple(row.tolist()): good for row, good in zip(x, edible, strict=True)}
-    good = torch.tensor([bool(rows[tuple(row.tolist())]) for row in bandit.contexts])
-    assert (bandit.expected[:, 0] == 0).all()
-    assert (bandit.expected[good, 1] == 5).all()
-    assert (bandit.expected[~good, 1] == -15).all()
-    assert set(bandit.rewards[~good, 1].tolist()) == {5.0, -35.0}
-    assert (bandit.rewards[good, 1] == 5).all()
-    assert torch.equal(bandit.uniform_regret(), torch.where(good, 2.5, 7.5))
-
-
 @pytest.mark.parametrize("delta", [0.5, 0.7, 0.95])
 def test_wheel_in_closed_form(delta):
     """A uniform arm costs 1.2 − 5.2/5 = 0.16 inside, which has probability δ², and 50 − 54.2/5 = 39.16 outside."""
@@ -94,12 +80,6 @@ def test_regret_of_the_oracle_and_of_uniform_choice(problem):
     torch.testing.assert_close(each.mean(0), torch.full((ROUNDS,), 100.0, dtype=torch.double), rtol=1e-3, atol=0)
     chosen = torch.randint(arms, (ROUNDS,), generator=torch.Generator().manual_seed(1))
     assert bandit.relative_regret(chosen)[-1].item() == pytest.approx(100, abs=3)
-
-
-@pytest.mark.parametrize("delta", [0.0, 1.0, -0.5, float("nan")])
-def test_bad_radius(delta):
-    with pytest.raises(ValueError, match="delta must lie in"):
-        wheel(delta, 10, torch.Generator())
 
 
 # ---------------------------------------------------------------- the file

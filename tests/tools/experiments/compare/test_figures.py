@@ -38,27 +38,6 @@ def test_on_a_logarithmic_axis_means_and_bands_are_those_of_the_logarithms():
     assert min(drawn("log", [[1.0, 1e-4], [4.0, 1.0], [1.0, 1e-4]])[1]) > 0, "an arithmetic band would end below 0"
 
 
-def test_curves_of_runs_that_were_looked_at_differently_often_meet_at_their_steps(tmp_path, monkeypatch):
-    """All runs fall along one line, of which 5 and 20 points were kept."""
-
-    def run(seed, points):
-        curve = [[1000 * (k + 1) / points, 2 - (k + 1) / points, 0.5] for k in range(points)]
-        return Result("SGHMC", 0.05, seed, {}, scores={"nll": 1.0}, num_samples=10, validation_curve=curve)
-
-    drawn = []
-    monkeypatch.setattr(figures, "band", lambda ax, x, values, style: drawn.append((x, values)))
-    settings = Settings(steps=1000, batch_size=32)
-    made = BudgetReport(1000, tmp_path, settings, 698, runs={"SGHMC": [run(0, 5), run(1, 20)]})
-    monkeypatch.setattr(figures, "legend_beside", lambda ax: None)
-    figures.validation_figure(made, "title")
-    x, nll = drawn[0]
-    assert x * settings.steps_per_epoch(698) == pytest.approx([200, 400, 600, 800, 1000])
-    assert nll == pytest.approx(np.tile([1.8, 1.6, 1.4, 1.2, 1.0], (2, 1)))
-    # One that began later, ended sooner: where both are.
-    curves = [[[1, 1.0], [2, 2.0], [3, 3.0]], [[1.5, 0.0], [2, 1.0], [2.5, 0.0], [2.8, 0.0]]]
-    np.testing.assert_allclose(figures.at_common_steps(curves), [[[2, 2.0]], [[2, 1.0]]])
-
-
 def test_no_method_is_left_out_of_the_figures(tmp_path):
     runs = {name: [Result(name, 0.1, 0, {}, num_samples=2)] for name in METHODS}
     assert set(figures.styles(BudgetReport(100, tmp_path, Settings(), 1000, runs=runs))) == set(METHODS)

@@ -5,15 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from experiments.compare.report import BudgetReport, collapsed, content, losses, paired, tables
-from experiments.harness.runs.methods import Setting
+from experiments.compare.report import losses, paired
 from experiments.harness.runs.result import Result
-from experiments.harness.runs.settings import Settings
-from experiments.harness.tuning import Tuning
 from safetensors.torch import save_file
 
 from learned_samplers import metrics
-from tests.tools.compare_cases import cells
 
 
 def results(nlls, name="SGHMC"):
@@ -33,14 +29,6 @@ def test_differences_are_paired_by_seed():
     # Seeds that are good and bad for both methods alike leave no error, where unpaired ones would.
     found = paired(results([1.0, 2.0, 3.0]), results([0.9, 1.9, 2.9]))
     assert found == {"mean": pytest.approx(0.1), "error": pytest.approx(0, abs=1e-12)}
-
-
-@pytest.mark.parametrize(
-    ("nlls", "count"),
-    [([0.5, 0.5, 0.6], 0), ([0.5, 0.5, 0.8], 1), ([0.5, None, 0.5], 1), ([2.4, 2.4], 2), ([None, None], 2), ([], 0)],
-)
-def test_collapsed_runs_are_counted(nlls, count):
-    assert collapsed(results(nlls), 10) == count
 
 
 LABELS = torch.tensor([0, 1, 0])
@@ -79,17 +67,3 @@ def test_the_error_of_the_images_is_of_the_losses_that_the_table_has_and_of_the_
     assert found["mean"] == pytest.approx(difference.mean().item())
     expected = difference.std().item() / math.sqrt(3)
     assert found["image_error"] == pytest.approx(expected), "of the first seed alone"
-
-
-def test_a_run_at_equal_time_that_diverged_counts_and_gives_no_numbers(tmp_path):
-    again = [
-        Result("SGHMC", 0.1, 0, {}, gradient_evaluations=20, diverged="so"),
-        Result("SGHMC", 0.1, 1, {}, gradient_evaluations=1500, scores={"nll": 0.5}),
-        Result("SGHMC", 0.1, 2, {}, gradient_evaluations=1500, scores={"nll": 0.7}),
-    ]
-    tuning = {"SGHMC": Tuning(lambda run: run.validation_nll, {Setting(0.1): []})}
-    runs = {"SGHMC": results([0.5])}
-    report = BudgetReport(9, tmp_path, Settings(), 100, 0, tuning, runs, equal_time={"SGHMC": again})
-    text = tables(report, content(report))
-    assert cells(text, "| method | tries", "SGHMC", "gradients at equal time") == "1500"
-    assert cells(text, "| method | tries", "SGHMC", "NLL at equal time") == "0.6000 ± 0.1414 (1 of 3 diverged)"

@@ -8,7 +8,6 @@ from experiments.function_space import images as _image_ensembles
 from experiments.function_space.images import (
     METHODS,
     PRIOR_VARIANCE,
-    Classifiers,
     ImageProtocol,
     ImageRuns,
     infinite_width,
@@ -39,17 +38,6 @@ def test_prior_is_that_of_wide_networks(hidden):
     assert torch.linalg.eigvalsh(expected)[0] > -1e-9
     # Planted: another variance of the weights is another prior.
     assert (measured - infinite_width(len(hidden), 1.0)(x, x)).abs().max() > tolerance
-
-
-def test_prediction_is_the_mean_of_the_probabilities(digits):
-    networks = Classifiers(digits, PROTOCOL)
-    networks.start(3)
-    x = digits.test_x[:7]
-    expected = networks.logits(x).softmax(-1).mean(0)
-    torch.testing.assert_close(networks.predict(x, batch=3), expected)
-    pixels = networks.standardised(digits.train_x)
-    assert pixels.mean().abs() < 1e-4
-    assert abs(pixels.std() - 1) < 1e-4
 
 
 @pytest.mark.parametrize("method", METHODS)

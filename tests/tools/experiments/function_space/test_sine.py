@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from experiments.function_space.sine import REGIONS, SineProblem, SineRuns, regions, summary, worst_rhat
+from experiments.function_space.sine import REGIONS, SineProblem, SineRuns, regions, worst_rhat
 
 LINEAR = SineProblem(
     data=12,
@@ -57,16 +57,6 @@ def test_regions_cover_the_grid():
     assert torch.equal(sum(mask.int() for mask in masks.values()), torch.ones(241, dtype=torch.int))
     assert runs.grid[masks["in the gap"]].abs().max() < 1
     assert ((runs.x.abs() >= 1) & (runs.x.abs() <= 4)).all()
-
-
-def test_summary():
-    runs = SineRuns(SineProblem(), 0)
-    reference = torch.randn(500, 241, dtype=torch.double)
-    values = 2 * reference + 1
-    scores = summary(values, reference, runs.grid)
-    for region in REGIONS:
-        assert scores[f"ratio {region}"] == pytest.approx(2)
-        assert scores[f"mean {region}"] == pytest.approx(1, abs=0.05)
 
 
 def test_chains_that_disagree_are_seen():

@@ -13,7 +13,6 @@ import sys
 import pytest
 import torch
 from experiments.harness.run_store import RunStore, fingerprint
-from safetensors.torch import save_file
 
 from learned_samplers.base.files import LOCK
 
@@ -66,14 +65,6 @@ def test_runs_of_other_code_are_read_and_that_is_said_once(tmp_path, monkeypatch
     assert fresh.run("one", {}, lambda: {"value": 4}) == {"value": 4}
     assert fresh.record("one")["code"] == "after"
     assert not fresh.of_other_code
-    # Runs from before it was noted are of other code, as far as one can tell.
-    path = below.path("two")
-    record = json.loads(path.read_text())
-    del record["code"], record["checksum"]
-    path.write_text(json.dumps(record))
-    again = RunStore(tmp_path / "runs_of_400")
-    assert again.read("two", {}) == {"value": 1}
-    assert again.of_other_code == {path}
 
 
 def test_other_data_under_the_same_settings_are_refused(tmp_path):
@@ -86,15 +77,6 @@ def test_other_data_under_the_same_settings_are_refused(tmp_path):
         "another run of the name"
     )
     assert RunStore(tmp_path, old, fresh=True).run("one", {"lr": 2}, lambda: {"value": 4}) == {"value": 4}
-
-
-def test_a_fingerprint_sees_numbers_shapes_types_and_order():
-    x = torch.arange(6.0)
-    others = [[x + 1e-6 * (x == 3)], [x.view(2, 3)], [x.double()], [x.flip(0)], [x, x], [x[:3], x[3:]], [x[::2]], []]
-    digests = {fingerprint([x]), *map(fingerprint, others)}
-    assert len(digests) == len(others) + 1
-    assert fingerprint([x.view(2, 3).mT.contiguous().mT]) == fingerprint([x.view(2, 3)]), "the layout is no difference"
-    assert fingerprint([torch.ones(0, 1, dtype=torch.uint8)])
 
 
 def test_fresh_makes_again_what_another_process_has_made_and_nothing_twice(tmp_path):
@@ -135,7 +117,7 @@ def test_no_flipped_byte_and_no_cut_end_makes_another_result(tmp_path):
     assert store.read("one", {"lr": 0.1}) == right
 
 
-def test_tensors_beside_a_run_show_damage_and_older_ones_are_read(tmp_path):
+def test_tensors_beside_a_run_show_damage(tmp_path):
     store, tensors = RunStore(tmp_path), {"test": torch.randn(5, 3), "labels": torch.arange(5)}
     store.write_tensors("one", "predictions", tensors)
     path = store.path("one", "predictions", ".safetensors")
@@ -145,8 +127,6 @@ def test_tensors_beside_a_run_show_damage_and_older_ones_are_read(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"predictions.one\.safetensors.*delete .*one\.json or use --fresh"):
             store.read_tensors("one", "predictions")
-    save_file(tensors, path)
-    torch.testing.assert_close(store.read_tensors("one", "predictions"), tensors, rtol=0, atol=0)
 
 
 def test_a_run_that_fails_leaves_what_was_there(tmp_path):

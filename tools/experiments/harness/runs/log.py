@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from experiments.harness.runs.likelihood import Likelihood, evaluate
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.integrations.tensorboard import gradient_norm, rates
 from meta_tasks.datasets import ImageData
 
 LOGS = 100  # points of a training curve
-VALIDATIONS = 20  # of which so many with the validation loss of the current weights
+VALIDATIONS = 10  # of which so many with the validation loss of the current weights
 
 
 class Diverged(Exception):
@@ -32,28 +32,17 @@ class Log:
         temperatures: of a sampler, one entry a point: {"step", "sampling" (whether the state counts as a sample's),
             "groups": {part of the network: {"kinetic", "configurational", "size" (its number of weights)}}}; None
             for a temperature that does not exist.
-        validation_curve, movement_curve, acceptance_rate: see `experiments.harness.runs.result.Result`.
+        acceptance_rate: of HMC after burn-in.
     """
 
-    def __init__(
-        self,
-        writer: SummaryWriter,
-        bar: tqdm,
-        data: ImageData,
-        likelihood: Likelihood,
-        steps: int,
-        validations: int = VALIDATIONS,
-    ) -> None:
-        self.writer, self.bar, self.data, self.likelihood = writer, bar, data, likelihood
+    def __init__(self, writer: SummaryWriter, bar: tqdm, data: ImageData, steps: int) -> None:
+        self.writer, self.bar, self.data = writer, bar, data
         self.every = max(1, steps // LOGS)
-        self.validate_every = self.every * max(1, LOGS // validations)
+        self.validate_every = self.every * (LOGS // VALIDATIONS)
         self.validation_seconds = 0.0
         self.gradients = 0
         self.temperatures: list[dict[str, Any]] = []
-        self.validation_curve: list[list[float]] = []
-        self.movement_curve: list[list[float]] = []
         self.acceptance_rate: float | None = None
-        self._written = math.nan
         self._begin_mean()
 
     def count_gradients(self, number: int = 1) -> None:
@@ -63,14 +52,14 @@ class Log:
 
     def _begin_mean(self) -> None:
         self.loss: Tensor | float = 0.0
-        self.total: Tensor | float = 0.0
+        self.right: Tensor | float = 0.0
         self.examples = self.count = 0
 
-    def add(self, loss: Tensor, outputs: Any, targets: Tensor) -> None:
+    def add(self, loss: Tensor, outputs: Tensor, labels: Tensor) -> None:
         """Collect one minibatch; nothing is read back from the device."""
         self.loss = self.loss + loss.detach()
-        self.total = self.total + self.likelihood.total(outputs.detach(), targets)
-        self.examples += len(targets)
+        self.right = self.right + (outputs.detach().argmax(1) == labels).sum()
+        self.examples += len(labels)
         self.count += 1
 
     def write(self, step: int, optimizer: torch.optim.Optimizer) -> None:
@@ -80,10 +69,9 @@ class Log:
             raise Diverged(f"the training loss is {loss} at step {step}")
         values: dict[str, float] = {
             "train/loss": loss,
-            f"train/{self.likelihood.curve}": self.likelihood.average(float(self.total), self.examples),
+            "train/accuracy": float(self.right) / self.examples,
             "train/learning_rate": optimizer.param_groups[0]["lr"],
         }
-        self._written = loss
         self._begin_mean()
         if isinstance(optimizer, Sampler):
             sampling = float(optimizer.is_sampling)
@@ -102,24 +90,23 @@ class Log:
             self.writer.add_scalar(tag, value, step)
 
     def moved(self, step: int, before: list[Tensor], model: nn.Module) -> None:
-        """Write ‖Δθ‖² of one step of the optimizer, from the parameters ``before`` it; call it after `write`."""
+        """Write ‖Δθ‖² of one step of the optimizer, from the parameters ``before`` it (L2E's Figure 3)."""
         moves = zip(model.parameters(), before, strict=True)
         squared = float(sum((p.detach() - old).square().sum() for p, old in moves))
-        if math.isfinite(squared):
-            self.movement_curve.append([step, squared, self._written])
         self.writer.add_scalar("chain/squared_step", squared, step)
 
+    @torch.no_grad()
     def validate(self, step: int, model: nn.Module) -> None:
-        """Write loss and accuracy of the current weights on the validation images, if there are any."""
-        if not len(self.data.val_y):
+        """Write loss (nats) and accuracy of the current weights on the validation examples, if there are any."""
+        x, y = self.data.val_x, self.data.val_y
+        if not len(y):
             return
         start = time.perf_counter()
         model.eval()
-        loss, second = evaluate(model, self.data.val_x, self.data.val_y, self.likelihood)
+        outputs = torch.cat([model(part) for part in x.split(256)])
         model.train()
+        loss, accuracy = cross_entropy(outputs, y).item(), (outputs.argmax(1) == y).double().mean().item()
         self.validation_seconds += time.perf_counter() - start
-        if math.isfinite(loss):
-            self.validation_curve.append([step, loss, second])
         self.writer.add_scalar("validation/loss", loss, step)
-        self.writer.add_scalar(f"validation/{self.likelihood.curve}", second, step)
+        self.writer.add_scalar("validation/accuracy", accuracy, step)
         self.bar.set_postfix(validation_loss=f"{loss:.3f}", refresh=False)

@@ -19,7 +19,6 @@ from meta_tasks.datasets import ImageData
 IMAGES = 1000  # on which losses along lines are evaluated
 LINES = 45  # between pairs of samples: all of ten
 STARTS = 16  # independent initial networks, over which the mean is what members of an ensemble share
-PLANE_POINTS = 15  # along each side of a plane
 CONVERGENCE_DRAWS = 2 * diagnostics.MINIMUM_DRAWS  # that cR̂ of κ = 2 takes
 KINDS = ("kinetic", "configurational")
 
@@ -88,25 +87,3 @@ def converged(samples: SampleCollection) -> dict[str, float]:
     """
     shares = {name: diagnostics.converged_share(samples.to_arviz(parameters=[name])) for name in samples[0]}
     return {"all": diagnostics.converged_share(samples), **shares}
-
-
-def error_plane(samples: SampleCollection, data: ImageData) -> dict[str, Any] | None:
-    """Test error on the plane through the first, the middle and the last sample, on at most 1,000 images.
-
-    None where these three lie on one line. Needs three samples or more.
-    """
-    error = diagnostics.network_loss(samples, data.test_x[:IMAGES], data.test_y[:IMAGES], kind="error")
-    chosen = [0, len(samples) // 2, len(samples) - 1]
-    try:
-        plane = diagnostics.loss_plane([samples[k] for k in chosen], error, num_points=PLANE_POINTS)
-    except ValueError as problem:
-        if "on one line" not in str(problem):
-            raise
-        return None
-    return {
-        "samples": chosen,
-        "across": plane.across.tolist(),
-        "down": plane.down.tolist(),
-        "test_error": plane.losses.tolist(),
-        "corners": plane.corners.tolist(),
-    }

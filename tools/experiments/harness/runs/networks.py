@@ -17,8 +17,6 @@ from meta_tasks.networks import architectures, build_text, text_networks
 def build_network(settings: Settings, data: ImageData) -> nn.Module:
     """A freshly initialised network on the device of the data."""
     shape, outputs = data.input_shape, data.num_classes
-    if not outputs:  # of a regression: means, and their log-variances where the noise is not known
-        outputs = data.test_y.shape[1] * (2 if settings.noise is None else 1)
     if is_own(settings.model):
         words = {"vocabulary": len(data.vocabulary)} if isinstance(data, TokenData) else {}
         network = own_models.build(settings.model, shape, outputs, **words)

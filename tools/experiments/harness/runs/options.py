@@ -71,8 +71,6 @@ class NetworkOptions(DeviceOptions, DataOptions, RunOptions):
         """
         if self.reference is None:
             return None
-        if not data.num_classes:
-            raise ValueError(f"reference={str(self.reference)!r} holds probabilities, and this is a regression")
         try:
             found = torch.from_numpy(read_npy(self.reference)).double()
         except (ValueError, TypeError) as error:
@@ -88,9 +86,8 @@ class NetworkOptions(DeviceOptions, DataOptions, RunOptions):
     def describe(self, data: ImageData) -> str:
         """What is run, for the terminal."""
         settings = self.settings
-        targets = f"{data.num_classes} classes" if data.num_classes else f"regression of {data.test_y.shape[1]}"
         return (
             f"{settings.dataset}: {data.num_data} training, {len(data.val_y)} validation, {len(data.test_y)} test "
-            f"examples of {'×'.join(map(str, data.input_shape))}, {targets}\n{settings.model}, "
+            f"examples of {'×'.join(map(str, data.input_shape))}, {data.num_classes} classes\n{settings.model}, "
             f"T={settings.temperature:g}, prior precision {settings.prior_precision:g}, {data.train_x.device}"
         )

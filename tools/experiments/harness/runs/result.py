@@ -19,9 +19,6 @@ SCORES = (
     ("ece", "ECE", 4),
     ("brier", "Brier", 4),
     ("ood_auroc", "OOD AUROC", 3),
-    ("rmse", "RMSE", 4),
-    ("crps", "CRPS", 4),
-    ("coverage", "90 % coverage", 3),
 )
 
 #: The curves of a run, `Result.curves`, with the number of samples at which each begins.
@@ -37,8 +34,8 @@ class Result:
         network: fingerprint of a learned sampler's weights and rule.
         variant: what tells its files from those of the same method, rate and seed with other settings.
         scores: of the average over all samples, accuracy, NLL (nats), ECE (15 bins), Brier score and AUROC of the
-            largest probability against the first out-of-distribution images; of a regression NLL, RMSE, CRPS and
-            coverage of 90 % intervals. Empty for a run that diverged or whose test data have not been looked at.
+            largest probability against the first out-of-distribution images. Empty for a run that diverged or whose
+            test data have not been looked at.
         pairwise_kld: mean divergence between the predictions of two samples on the test images, in nats.
         ess: effective sample size of the samples' log-probability of the true label, the median over test images.
         validation_nll: NLL of that average on the validation images, in nats.
@@ -49,11 +46,8 @@ class Result:
         gradient_evaluations: in minibatches; a gradient over the whole training set counts as its minibatches.
         num_samples: weights averaged; 1 for a single network.
         curves: of each of `CURVES` the test scores of the average over the first 1, 2, … samples (of kld 2, 3, …).
-        validation_curve: (gradient evaluations, loss in nats, accuracy) of the current weights on validation images.
-        movement_curve: (gradient evaluations, ‖Δθ‖² of the step taken there, mean training loss in nats since the point
-            before), at most 100 points.
         acceptance_rate: of HMC after burn-in.
-        mean_temperatures, modes, converged, plane: see `experiments.harness.runs.measures`.
+        mean_temperatures, modes, converged: see `experiments.harness.runs.measures`.
         corruptions: {"images": how many, "source": whose, "scores": {corruption: {measure: its values at severities 1
             to 5}}}; under "none" those of the images as they are.
         diverged: why there are no scores.
@@ -76,13 +70,10 @@ class Result:
     gradient_evaluations: int = 0
     num_samples: int = 0
     curves: dict[str, list[float]] = field(default_factory=dict)
-    validation_curve: list[list[float]] = field(default_factory=list)
-    movement_curve: list[list[float]] = field(default_factory=list)
     acceptance_rate: float | None = None
     mean_temperatures: dict[str, dict[str, float]] = field(default_factory=dict)
     modes: dict[str, Any] | None = None
     converged: dict[str, float] | None = None
-    plane: dict[str, Any] | None = None
     corruptions: dict[str, Any] | None = None
     diverged: str | None = None
 
@@ -109,9 +100,9 @@ class Result:
 
 
 def score_columns(runs: Iterable[Sequence[Result]]) -> list[tuple[str, str, int]]:
-    """Those of `SCORES` that any of the runs has; if none has any, those of a classification."""
+    """Those of `SCORES` that any of the runs has; if none has any, all."""
     known = {key for results in runs for result in results for key in result.scores}
-    return [column for column in SCORES if column[0] in known] or list(SCORES[:5])
+    return [column for column in SCORES if column[0] in known] or list(SCORES)
 
 
 def label(results: Sequence[Result]) -> str:

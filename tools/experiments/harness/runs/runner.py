@@ -15,13 +15,11 @@ from torch.utils.tensorboard import SummaryWriter
 
 from experiments.harness.devices import device_name, synchronize
 from experiments.harness.run_store import RunStore, data_fingerprint
-from experiments.harness.runs.likelihood import likelihood_of
-from experiments.harness.runs.log import VALIDATIONS, Diverged, Log
+from experiments.harness.runs.log import Diverged, Log
 from experiments.harness.runs.measures import (
     CONVERGENCE_DRAWS,
     common_start,
     converged,
-    error_plane,
     explored,
     mean_temperatures,
     modes,
@@ -67,7 +65,6 @@ class Runs:
         bar: Any = None,
         test: bool = True,
         variant: str = "",
-        validations: int = VALIDATIONS,
     ) -> Result:
         """Do one run, or read its result where it is on disk with the same settings.
 
@@ -78,7 +75,6 @@ class Runs:
                 own.
             test: whether to score the run on the test images; a run to be tuned by does without.
             variant: see `Result`.
-            validations: how often the curves get the validation loss of the current weights.
 
         Raises:
             ValueError: settings that cannot be run, by name.
@@ -90,7 +86,7 @@ class Runs:
             self.store.begin(result.name, "samples", "predictions")
             with nullcontext(bar) if bar is not None else progress(total=steps, unit="grad") as shown:
                 shown.set_description(title or result.name)
-                self._train(result, settings, steps, shown, test, validations)
+                self._train(result, settings, steps, shown, test)
             self.keep(result)
         if bar is not None and result.name not in self.seen:
             bar.total -= steps - (result.gradient_evaluations if known is None else 0)
@@ -106,21 +102,20 @@ class Runs:
         if result.diverged is None and test and not result.scores:
             if not self.store.path(wanted.name, "samples", ".safetensors").is_file():
                 return None
-            likelihood = likelihood_of(self.data, settings)
-            score(result, self.samples(result, settings), self.data, self.ood, self.store, likelihood)
+            score(result, self.samples(result, settings), self.data, self.ood, self.store)
             with SummaryWriter(self.store.board(wanted.name)) as writer:
                 write_curves(result, writer)
             self.keep(result)
         return result
 
-    def _train(self, result: Result, settings: Settings, steps: int, bar: Any, test: bool, validations: int) -> None:
+    def _train(self, result: Result, settings: Settings, steps: int, bar: Any, test: bool) -> None:
         """Train, collect, score, and write what was found into ``result``."""
         method, data = METHODS[result.method], self.data
         draws = minibatches(data, settings, result.seed)
         torch.manual_seed(result.seed)
         samples: SampleCollection | None = None
         with SummaryWriter(self.store.board(result.name)) as writer:
-            log = Log(writer, bar, data, likelihood_of(data, settings), steps, validations)
+            log = Log(writer, bar, data, steps)
             start = time.perf_counter()
             try:
                 samples = Training(method, settings, result.lr, data, steps, draws, log).samples()
@@ -130,12 +125,11 @@ class Runs:
             result.device, result.threads = device_name(str(data.train_x.device)), torch.get_num_threads()
             result.seconds = time.perf_counter() - start - log.validation_seconds
             result.gradient_evaluations, result.acceptance_rate = log.gradients, log.acceptance_rate
-            result.validation_curve, result.movement_curve = log.validation_curve, log.movement_curve
             result.mean_temperatures = mean_temperatures(log.temperatures, settings.burn_in * steps)
             if samples is not None:
-                validate(result, samples, data, self.store, log.likelihood)
+                validate(result, samples, data, self.store)
                 if test and result.diverged is None:
-                    score(result, samples, data, self.ood, self.store, log.likelihood)
+                    score(result, samples, data, self.ood, self.store)
                     write_curves(result, writer)
             outcome = {"validation_nll": result.validation_nll, **result.scores, "seconds": result.seconds}
             numbers = {f"result/{key}": value for key, value in outcome.items() if value is not None}
@@ -148,28 +142,25 @@ class Runs:
         own = {key: value for key, value in asdict(result).items() if key not in result.made_of}
         self.store.write(result.name, result.made_of, own)
 
-    def measure(self, result: Result, settings: Settings, *, lines: bool, convergence: bool, plane: bool) -> None:
-        """Fill in, once, what is asked for: `Result.modes` (of pairs of samples), `converged`, and `plane`.
+    def measure(self, result: Result, settings: Settings, *, lines: bool, convergence: bool = False) -> None:
+        """Fill in, once, what is asked for: `Result.modes` (of pairs of samples), and `converged`.
 
-        Modes and planes are of classifications with several samples, convergence is of chains with enough of them.
+        Modes are of runs with several samples, convergence is of chains with enough of them.
         """
         if result.diverged is not None:
             return
-        known = (result.modes, result.converged, result.plane)
-        classes, count = bool(self.data.num_classes), result.num_samples
+        known, count = (result.modes, result.converged), result.num_samples
         with suppress(OwnBuffers):  # of members with buffers of their own, which no weights between two have
-            if lines and classes and count > 1 and len(self.data.val_y) and result.modes is None:
+            if lines and count > 1 and len(self.data.val_y) and result.modes is None:
                 independent = METHODS[result.method].averaging == "ensemble"
                 origin = common_start(settings, self.data, result.seed, independent=independent)
                 found = explored(self.samples(result, settings), self.data, origin)
                 result.modes = modes(found)
                 with SummaryWriter(self.store.board(result.name)) as writer:
                     write_exploration(writer, found)
-            if plane and classes and count > 2 and result.plane is None:
-                result.plane = error_plane(self.samples(result, settings), self.data)
         if convergence and result.is_chain and count >= CONVERGENCE_DRAWS and result.converged is None:
             result.converged = converged(self.samples(result, settings))
-        if known != (result.modes, result.converged, result.plane):
+        if known != (result.modes, result.converged):
             self.keep(result)
 
     def samples(self, result: Result, settings: Settings) -> SampleCollection:

@@ -11,7 +11,7 @@ import tyro
 
 from experiments.harness.options import at_least_one, each_once, share_below_one
 from experiments.harness.runs.own_models import is_own
-from learned_samplers.base.validation import non_negative, one_of, positive
+from learned_samplers.base.validation import non_negative, one_of
 from meta_tasks import datasets
 from meta_tasks.datasets.arrays import arrays_in
 from meta_tasks.networks import text_networks
@@ -27,7 +27,7 @@ class Settings:
         ValueError: an argument out of range, by name and value.
     """
 
-    # A name (digits, mnist, cifar10, imdb, …), or npz:FILE with x_train, y_train, x_test, y_test (floats: regression).
+    # A name (digits, mnist, cifar10, imdb, …), or npz:FILE with x_train, y_train, x_test, y_test.
     dataset: str = "digits"
     # Texts: words of each that are kept.
     length: int | None = None
@@ -47,8 +47,6 @@ class Settings:
     augment: bool = False
     # mlp, cnn, lenet, gong_cnn, resnet20_frn, resnet; cnn_lstm, transformer; or file.py:factory, module:factory.
     model: str = "cnn"
-    # Regression: the noise's standard deviation; without it the network's outputs are means, then log-variances.
-    noise: float | None = None
     # Channels of each convolution (cnn, gong_cnn; default 16).
     channels: int | None = None
     # Number of convolutions (cnn), layers (resnet: 20, 32, 56) or layers of attention (transformer).
@@ -99,8 +97,6 @@ class Settings:
             one_of("model (or file.py:factory, package.module:factory)", self.model, MODELS)
         elif own := self.network_options():
             raise ValueError(f"{', '.join(own)} cannot be given with model={self.model!r}, which builds itself")
-        if self.noise is not None:
-            positive("noise", self.noise)
         for name in self.ood:
             datasets.check_name(name, "ood")
         if self.ood:
@@ -180,6 +176,9 @@ class Settings:
         if self.dataset.startswith("npz:") and (arrays := arrays_in(path)) is not None:
             if given := image_options + ["limit"] * (self.limit is not None):
                 raise ValueError(f"{', '.join(given)} cannot be given for {path}, whose arrays are taken as they are")
-            return datasets.array_data(arrays, str(path), validation=validation)
+            found = datasets.array_data(arrays, str(path), validation=validation)
+            if not found.num_classes:
+                raise ValueError(f"dataset={self.dataset!r} is a regression, y_train must hold the numbers of classes")
+            return found
         data = datasets.load(self.dataset, root, size=self.size, limit=self.limit, validation=validation)
         return data if self.labels is None else datasets.keep_labels(data, self.labels)

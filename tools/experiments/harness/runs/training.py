@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from experiments.harness.devices import compiled
-from experiments.harness.runs.likelihood import likelihood_of
 from experiments.harness.runs.log import LOGS, VALIDATIONS, Log
 from experiments.harness.runs.methods import Plan, RunMethod
 from experiments.harness.runs.minibatches import Minibatches
@@ -67,20 +67,20 @@ class Training:
         log, cost = self.log, self.method.gradients_per_step
         model.train()
         network = compiled(model, model) if self.settings.compiled else model
-        for step, (inputs, targets) in zip(range(first_step + 1, first_step + steps + 1), self.minibatches):
+        for step, (inputs, labels) in zip(range(first_step + 1, first_step + steps + 1), self.minibatches):
             # IVON's gradient is taken at a draw from its Gaussian; that of all others at the weights.
             with getattr(optimizer, "sampled_params", nullcontext)():
                 optimizer.zero_grad(set_to_none=True)
                 outputs = network(inputs)
-                loss = log.likelihood.loss(outputs, targets)
+                loss = cross_entropy(outputs, labels)
                 loss.backward()
-            log.add(loss, outputs, targets)
+            log.add(loss, outputs, labels)
             before = None
             if step % log.every == 0:
                 log.write(step * cost, optimizer)
                 before = [p.detach().clone() for p in model.parameters()]
             if getattr(optimizer, "needs_closure", False):
-                self._step_with_closure(model, optimizer, inputs, targets, loss)
+                self._step_with_closure(model, optimizer, inputs, labels, loss)
             else:
                 optimizer.step()
                 log.count_gradients()
@@ -101,7 +101,7 @@ class Training:
             if calls == 1:
                 return loss
             optimizer.zero_grad(set_to_none=True)
-            again = self.log.likelihood.loss(model(x), y)
+            again = cross_entropy(model(x), y)
             again.backward()
             return again
 
@@ -169,7 +169,7 @@ def _full_batch(run: Training) -> SampleCollection:
         sampler.zero_grad(set_to_none=True)
         total = torch.zeros((), device=data.train_x.device)
         for x, y in zip(data.train_x.split(FULL_BATCH_CHUNK), data.train_y.split(FULL_BATCH_CHUNK)):
-            loss = log.likelihood.loss(model(x), y) * (len(y) / data.num_data)
+            loss = cross_entropy(model(x), y) * (len(y) / data.num_data)
             loss.backward()
             total += loss.detach()
         return total
@@ -182,7 +182,7 @@ def _full_batch(run: Training) -> SampleCollection:
             if trajectory % every == 0:
                 log.writer.add_scalar("train/loss", loss, trajectory * cost)
                 log.writer.add_scalar("hmc/acceptance_rate", sampler.acceptance_rate, trajectory * cost)
-            if trajectory % (every * max(1, LOGS // VALIDATIONS)) == 0:
+            if trajectory % max(1, trajectories // VALIDATIONS) == 0:
                 log.validate(trajectory * cost, model)
             log.count_gradients(cost)
     log.acceptance_rate = sampler.acceptance_rate
@@ -235,8 +235,11 @@ def validate_run(method: RunMethod, settings: Settings, lr: float, data: ImageDa
         raise ValueError(f"augment cannot be applied: {what}")
     steps = settings.budget(data.num_data) // method.gradients_per_step
     model = build_network(settings, data)
-    with torch.no_grad():  # outputs and targets that do not fit are refused here
-        likelihood_of(data, settings).loss(model(data.train_x[:2]), data.train_y[:2])
+    with torch.no_grad():  # outputs that do not fit are refused here
+        outputs = model(data.train_x[:2])
+    if getattr(outputs, "shape", None) != (2, data.num_classes):
+        got = tuple(getattr(outputs, "shape", ())) or type(outputs).__name__
+        raise ValueError(f"model={settings.model!r} must return logits (n, {data.num_classes}), got {got}")
     if method.full_batch:
         steps = settings.trajectories(data.num_data)
     elif method.averaging == "ensemble" and steps < settings.ensemble_size:
