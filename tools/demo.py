@@ -57,7 +57,7 @@ def run(seed: int, epochs: int) -> dict[str, dict[str, np.ndarray]]:
         model = network(seed)
         params = model.parameters()
         if name == "SGHMC":
-            sampler = SGHMC(params, lr=0.05, num_data=len(x), prior_precision=PRIOR)
+            sampler: SGHMC | L2E = SGHMC(params, lr=0.05, num_data=len(x), prior_precision=PRIOR)
         else:
             sampler = L2E(params, num_data=len(x), prior_precision=PRIOR)
         steps = epochs * -(-len(x) // 64)

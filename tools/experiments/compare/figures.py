@@ -90,7 +90,11 @@ def figure_2(report: BudgetReport, title: str) -> Any:
     rows = -(-len(found) // columns)
     fig = new_figure(max(4.0 * columns, 9.0), 4.6 + 3.4 * rows)
     top, bottom = fig.subfigures(2, 1, height_ratios=[4.6, 3.4 * rows])
-    lines = {name: LossLines(**{key: np.array(each) for key, each in m["lines"].items()}) for name, m in found.items()}
+    lines = {}
+    for name, modes in found.items():
+        kept = modes["lines"]
+        pairs = [(i, j) for i, j in kept["pairs"]]
+        lines[name] = LossLines(pairs, np.array(kept["positions"]), np.array(kept["losses"]))
     plots.loss_barriers(lines, top.subplots(), ylabel="validation loss (nats)")
     axes = bottom.subplots(rows, columns, squeeze=False).flatten()
     for ax in axes[len(found) :]:

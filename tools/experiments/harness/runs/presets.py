@@ -34,7 +34,7 @@ def _full(epochs: int, minibatches: int, **changes: Any) -> tuple[Settings, tupl
 
 
 #: Settings, and budgets in minibatch gradients. The prior's precision λ is that of a weight decay λ/N near 5e-4, as in
-#: the L2E paper, whose experiments at its own sizes are those with "full" in their names: --dry-run says their cost.
+#: the L2E paper, whose experiments at its own sizes are those with "full" in their names.
 PRESETS: dict[str, tuple[Settings, tuple[int, ...]]] = {
     # One convolution at 28×28.
     "fashion_mnist": (
