@@ -4,9 +4,9 @@
     python tools/bandits.py --problem mushroom --method FSVGD SGHMC --seeds 1
     python tools/bandits.py --preset paper                        # 40,000 rounds, larger networks: hours
 
-Mushrooms (data root: mushroom/agaricus-lepiota.data; left out, with a line that says so, where the file is missing) and
-the wheel with several radii. A network predicts what every arm pays; in every round a member of the posterior is drawn,
-and the arm that it thinks best is taken. What counts is the cumulative regret in percent of that of uniform choice.
+Mushrooms (data root: mushroom/agaricus-lepiota.data) and the wheel with several radii. A network predicts what every
+arm pays; in every round a member of the posterior is drawn, and the arm that it thinks best is taken. What counts is
+the cumulative regret in percent of that of uniform choice.
 
 Under --out: table.md, results.json, figure.png and every run: after an interruption the same command continues.
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from bandits import main
 from experiments.bandits import experiment
 from experiments.bandits.experiment import parse
@@ -33,17 +32,6 @@ def test_command(tmp_path, capsys, monkeypatch):
     main(arguments)
     assert "16/16" in capsys.readouterr().err
     assert json.loads((tmp_path / "results.json").read_text())["runs"] == content["runs"]
-
-
-def test_without_the_mushrooms_the_wheel_goes_on(tmp_path, capsys):
-    arguments = [*COMMAND, "--method", "Uniform", "--data", str(tmp_path), "--out", str(tmp_path / "out")]
-    main([*arguments, "--problem", "mushroom", "wheel_0.7"])
-    printed = capsys.readouterr()
-    assert "left out: mushroom: no " in printed.err
-    assert "agaricus-lepiota.data" in printed.err
-    assert "| mushroom" not in printed.out
-    with pytest.raises(SystemExit, match="no problem is left"):
-        main([*arguments, "--problem", "mushroom"])
 
 
 def test_presets():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -96,17 +95,10 @@ class Runs:
     def __init__(self, options: BanditOptions):
         self.options = options
         self.stores = {problem: RunStore(options.folder(), fresh=options.fresh) for problem in options.problem}
-        self.problems = list(options.problem)
         self.mushrooms: tuple[Tensor, Tensor] | None = None
-        if "mushroom" in self.problems:
-            try:
-                self.mushrooms = read_mushrooms(options.data)
-                self.stores["mushroom"].data = fingerprint(self.mushrooms)
-            except FileNotFoundError as error:
-                print(f"left out: {error}", file=sys.stderr)
-                self.problems.remove("mushroom")
-        if not self.problems:
-            raise ValueError("no problem is left")
+        if "mushroom" in options.problem:
+            self.mushrooms = read_mushrooms(options.data)
+            self.stores["mushroom"].data = fingerprint(self.mushrooms)
 
     def bandit(self, problem: str, seed: int) -> Bandit:
         """The rounds of a problem."""
@@ -138,10 +130,10 @@ class Runs:
     def all(self) -> dict[str, dict[str, list[dict[str, Any]]]]:
         """Problem → method → its runs, one a seed."""
         options = self.options
-        runs: dict[str, dict[str, list[dict[str, Any]]]] = {p: {m: [] for m in options.method} for p in self.problems}
-        with progress(total=len(self.problems) * len(options.method) * options.seeds, unit="run") as bar:
+        runs: dict[str, dict[str, list[dict[str, Any]]]] = {p: {m: [] for m in options.method} for p in options.problem}
+        with progress(total=len(options.problem) * len(options.method) * options.seeds, unit="run") as bar:
             for seed in options.seed_list():
-                for problem in self.problems:
+                for problem in options.problem:
                     for method in options.method:
                         bar.set_description(f"{problem}, {method}, seed {seed}")
                         runs[problem][method].append(self.run(problem, method, seed))

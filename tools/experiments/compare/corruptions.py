@@ -1,4 +1,4 @@
-"""Test images under the corruptions of CIFAR-10-C, re-created or published: a run's scores, their table and figure."""
+"""Test images under the corruptions of CIFAR-10-C, re-created or published: a run's scores, and their tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.harness.figures import band, grid_lines, new_figure
 from experiments.harness.runs.result import Result, label
 from experiments.harness.tables import finished, markdown, spread
 from learned_samplers import metrics
@@ -115,19 +114,3 @@ def corruption_tables(runs: Mapping[str, Sequence[Result]]) -> list[str]:
     images = f"{SOURCES[known['source']]}, of {known['images']} test images"
     note = f"The {len(RECREATED)} corruptions of CIFAR-10-C, {images}; means over them, severity 0 is none."
     return [note, *tables]
-
-
-def corruption_figure(runs: Mapping[str, Sequence[Result]], styles: Mapping[str, dict[str, Any]], title: str) -> Any:
-    """Accuracy, NLL and ECE against severity, a line a method, with a band of one standard deviation over seeds."""
-    fig = new_figure(14, 5.2)
-    axes = fig.subplots(1, 3)
-    x = np.arange(LARGEST_SEVERITY + 1)
-    for ax, (key, heading, _) in zip(axes, MEASURES):
-        for name, style in styles.items():
-            band(ax, x, by_severity(runs[name], key), style, marker="o", markersize=3)
-        ax.set(xlabel="severity", ylabel=heading, xticks=x)
-        grid_lines(ax)
-    handles, labels = axes[0].get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), frameon=False)
-    fig.suptitle(f"{title}; means over {len(RECREATED)} corruptions")
-    return fig

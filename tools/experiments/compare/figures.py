@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.compare.corruptions import corruption_figure
 from experiments.compare.report import BudgetReport
 from experiments.harness.figures import band, grid_lines, logarithmic_labels, new_figure
 from experiments.harness.runs.result import CURVES, label
@@ -26,10 +24,7 @@ Styles = dict[str, dict[str, Any]]
 def draw_all(report: BudgetReport, out: Path) -> None:
     """The figures of one budget."""
     title = f"{report.settings.dataset}, {report.settings.model}, {report.budget} gradients"
-    figures: dict[str, Callable[[BudgetReport, str], Any]] = {"figure1": figure_1, "figure2": figure_2}
-    if report.corruptions:
-        figures["corruptions"] = lambda report, title: corruption_figure(report.runs, styles(report), title)
-    for name, figure in figures.items():
+    for name, figure in {"figure1": figure_1, "figure2": figure_2}.items():
         if (drawn := figure(report, title)) is not None:
             drawn.savefig(out / f"{name}_{report.budget}.png", dpi=120)
 

@@ -13,16 +13,13 @@ from meta_tasks.datasets import ImageData
 
 
 class Fake:
-    """Samples with given predictions of the test and the other inputs."""
+    """A single sample with given predictions of the test and then of the other inputs."""
 
-    def __init__(self, single, other):
-        self.single, self.other = single, other
+    def __init__(self, *predictions):
+        self.predictions = iter(predictions)
 
     def predict_samples(self, x):
-        return self.single[None]
-
-    def predict(self, x):
-        return torch.full((len(x), 2), self.other)
+        return next(self.predictions)[None]
 
 
 @pytest.mark.parametrize(("other", "diverged"), [(0.5, None), (float("nan"), "the predictions are not finite")])
@@ -31,7 +28,7 @@ def test_predictions_of_other_images_count_too(tmp_path, other, diverged):
     data = ImageData("tiny", 2, x, y, x, y, x, y)
     result, store = Result("SGD", 0.1, 0, {}, validation_nll=0.7), store_for(tmp_path, data)
     store.begin(result.name, "predictions")
-    score(result, Fake(torch.full((6, 2), 0.5), other), data, {"others": data}, store)
+    score(result, Fake(torch.full((6, 2), 0.5), torch.full((6, 2), other)), data, {"others": data}, store)
     assert result.diverged == diverged
     assert (result.validation_nll is None) == (result.scores == {}) == (diverged is not None)
 
