@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from experiments.compare.report import losses, paired
+from experiments.harness.run_store import RunStore
 from experiments.harness.runs.result import Result
-from safetensors.torch import save_file
 
 from learned_samplers import metrics
 
@@ -36,12 +36,10 @@ LABELS = torch.tensor([0, 1, 0])
 
 def with_predictions(folder, name, seeds):
     """Runs whose predictions of three images are on disk; None is a run that diverged."""
-    (folder / "predictions").mkdir(exist_ok=True)
     runs = results([None if test is None else metrics.nll(test, LABELS) for test in seeds], name)
     for result, test in zip(runs, seeds, strict=True):
         if test is not None:
-            file = folder / "predictions" / f"{result.name}.safetensors"
-            save_file({"test": test, "test_labels": LABELS}, file)
+            RunStore(folder).write_tensors(result.name, "predictions", {"test": test, "test_labels": LABELS})
     return runs
 
 
