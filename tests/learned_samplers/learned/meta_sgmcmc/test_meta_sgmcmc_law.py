@@ -31,9 +31,7 @@ def stationary(seed, step_size=0.05, curvatures=(1.0, 2.0), temperature=1.0, pri
     theta = torch.randn(chains, size, generator=generator) / scale
     r = torch.randn(chains, size, generator=generator) * math.sqrt(temperature)
     total, steps = torch.zeros(2, dtype=torch.float64), round(time / step_size)
-    hyper = dict(
-        lr=step_size**2, num_data=1.0, temperature=temperature, prior_precision=prior, momentum_decay=step_size
-    )
+    hyper = dict(lr=step_size**2, num_data=1.0, temperature=temperature, prior_precision=prior)
     for i in range(steps):
         noise = torch.randn(chains, size, generator=generator)
         at = dict(energy=0.5 * (k * theta.square()).sum(-1), phi=phi, curl_scale=0.5, friction_scale=0.5)
