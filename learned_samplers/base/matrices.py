@@ -23,9 +23,10 @@ COVARIANCE_DECAY = 0.95
 #: Steps between two roots of a block of R; a tenth of all blocks has its turn in each step.
 ROOT_EVERY = 10
 #: Columns that have a covariance together, and rows that are made orthogonal together: of more, equal blocks.
-WIDEST_BLOCK, TALLEST_BLOCK = 288, 256
-# Columns for each row up to which R is of use: the twenty gradients that it remembers have no higher rank.
-_FILLED = 1 / (1 - COVARIANCE_DECAY)
+WIDEST_BLOCK, TALLEST_BLOCK = 288, 128
+# A block's columns for each row up to which R is of use, for the twenty gradients that it remembers have no higher rank;
+# and of a matrix of more blocks than a few, for which R costs in proportion to the weights: six numbers for each.
+_FILLED, _FEW, _IN_PROPORTION = 20, 4, 3
 # Of its Frobenius norm: what is added to R, so that no direction is blown up by noise.
 _RIDGE = 1e-4
 # p(x) = a·x + b·x³ + c·x⁵, five times over, brings every singular value in (0.003, 1] to between .68 and 1.2: fast and
@@ -176,11 +177,13 @@ def state_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of a tensor's covariance and its root, (2, blocks, width, width), or (0,) of what is not whitened.
 
     That is what is no matrix, and a matrix of so many columns for each row that the gradients which a block's
-    covariance remembers cannot fill it: of a layer from 20,000 inputs to 2, say.
+    covariance remembers cannot fill it, or that the roots of many blocks would take longer than all else: of a layer
+    from 20,000 inputs to 2, say.
     """
     rows, columns = matrix_sides(shape)
     blocks, width = blocks_of(columns, WIDEST_BLOCK)
-    return (2, blocks, width, width) if min(rows, columns) > 1 and width <= _FILLED * rows else (0,)
+    most = rows * (_FILLED if blocks <= _FEW else _IN_PROPORTION)
+    return (2, blocks, width, width) if min(rows, columns) > 1 and width <= most else (0,)
 
 
 def state_lengths(segments: Segments) -> tuple[int, ...]:

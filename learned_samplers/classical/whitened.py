@@ -91,7 +91,7 @@ class WhitenedSGHMC(Sampler):
     factor, the attenuation, shortens it where they fall below the prior's pull: there a chain would only memorise. It
     is 1 without a prior. R is of the inputs of a layer, in equal blocks of at most 288; until a block has its first
     root, and for a matrix with over twenty times as many inputs in a block as outputs, it is left out. orth is of
-    blocks of at most 256 rows, or columns if these are fewer.
+    blocks of at most 128 rows, or columns if these are fewer.
 
     Sources: the orthogonal factor is that of Muon (Jordan et al., 2024), the whitening Shampoo's on one side (Gupta,
     Koren and Singer, 2018); to add both to SGHMC, and the attenuation, are ours. A person chose all of it: nothing here

@@ -168,12 +168,15 @@ def test_wide_matrices_have_a_covariance_in_blocks(monkeypatch):
         ((100_000, 2), (2, 1, 2, 2)),
         ((10, 256), (0,)),
         ((13, 256), (2, 1, 256, 256)),
+        ((40, 784), (2, 3, 262, 262)),
+        ((40, 20_000), (0,)),
+        ((128, 256, 3, 3), (2, 8, 288, 288)),
         ((512, 512, 3, 3), (2, 16, 288, 288)),
         ((5,), (0,)),
         ((0, 3), (0,)),
     ],
 )
-def test_what_the_remembered_gradients_cannot_fill_is_not_whitened(shape, state):
+def test_a_covariance_that_cannot_be_filled_or_is_out_of_proportion_is_not_kept(shape, state):
     assert state_shape(shape) == state
     x = torch.ones(7, 5)
     assert whitened(x, torch.zeros(0)) is x
