@@ -24,8 +24,8 @@ COVARIANCE_DECAY = 0.95
 ROOT_EVERY = 10
 #: Columns that have a covariance together, and rows that are made orthogonal together: of more, equal blocks.
 WIDEST_BLOCK, TALLEST_BLOCK = 288, 128
-# A block's columns for each row up to which R is of use, for the twenty gradients that it remembers have no higher rank;
-# and of a matrix of more blocks than a few, for which R costs in proportion to the weights: six numbers for each.
+# A block's columns for each row up to which R is of use: the twenty gradients that it remembers have no higher rank. Of
+# a matrix of more than a few blocks also those for which R costs in proportion to the weights, six numbers for each.
 _FILLED, _FEW, _IN_PROPORTION = 20, 4, 3
 # Of its Frobenius norm: what is added to R, so that no direction is blown up by noise.
 _RIDGE = 1e-4

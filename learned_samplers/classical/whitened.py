@@ -89,9 +89,10 @@ class WhitenedSGHMC(Sampler):
     orth(X) is the orthogonal factor U·Vᵀ of X = U·S·Vᵀ (nearly: five Newton–Schulz steps) with root mean square 1; a
     bias or a vector is only divided by its own. So D has length 1 a weight, whatever the gradients are, and the last
     factor, the attenuation, shortens it where they fall below the prior's pull: there a chain would only memorise. It
-    is 1 without a prior. R is of the inputs of a layer, in equal blocks of at most 288; until a block has its first
-    root, and for a matrix with over twenty times as many inputs in a block as outputs, it is left out. orth is of
-    blocks of at most 128 rows, or columns if these are fewer.
+    is 1 without a prior. R is of the inputs of a layer, in equal blocks of at most 288. It is left out until a block
+    has its first root, and for a matrix of very many inputs beside its outputs
+    (`learned_samplers.base.matrices.state_shape`). orth is of equal blocks of at most 128 rows, or columns if these are
+    fewer.
 
     Sources: the orthogonal factor is that of Muon (Jordan et al., 2024), the whitening Shampoo's on one side (Gupta,
     Koren and Singer, 2018); to add both to SGHMC, and the attenuation, are ours. A person chose all of it: nothing here

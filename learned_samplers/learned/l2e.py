@@ -353,9 +353,9 @@ class L2E(AveragingSampler):
         momentum_init: "zero", or "normal" to draw the first momentum from N(0, T).
         foreach: as every sampler takes it; here tensors are always updated together.
 
-    The default keeps a covariance of each weight matrix's inputs and its root (in blocks of at most 288 inputs, times
-    the kernel of a convolution; none of a matrix with over twenty times as many in a block as outputs), decomposes a
-    tenth of the blocks in each step, and is not differentiable.
+    The default keeps a covariance of each weight matrix's inputs and its root (in blocks of at most 288 columns; none
+    of a matrix with very many beside its rows, `learned_samplers.base.matrices.state_shape`), decomposes a tenth of the
+    blocks in each step, and is not differentiable.
 
     Raises:
         ValueError, TypeError: an argument is out of range, of a wrong type, or contradicts the network's card; a weight

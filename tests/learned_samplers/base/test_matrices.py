@@ -107,6 +107,17 @@ def test_operations_are_those_that_torch_counts(shape):
     assert operations(segments) - roots == pytest.approx(counter.get_total_flops(), rel=0.005)
 
 
+def test_a_resnet_18_costs_in_proportion_to_its_weights():
+    """A quarter of a training step at 32×32, batch 64, on one core; in blocks of 512 and whole factors a half."""
+    convolutions = [(64, 3), *[(64, 64)] * 4, (128, 64), *[(128, 128)] * 3, (256, 128), *[(256, 256)] * 3]
+    convolutions += [(512, 256), *[(512, 512)] * 3]
+    shapes = [*((*sides, 3, 3) for sides in convolutions), (128, 64), (256, 128), (512, 256), (10, 512)]
+    segments = Segments(tuple(map(math.prod, shapes)), tuple(shapes))
+    assert segments.total > 11e6
+    assert sum(matrices.state_lengths(segments)) < 1.7 * segments.total
+    assert operations(segments) < 2500 * segments.total
+
+
 # ------------------------------------------------------------------- whitening
 
 
