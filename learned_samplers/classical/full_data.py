@@ -1,6 +1,7 @@
-"""What the samplers of the full data hold against a closure whose loss is random: it is refused, not sampled from.
+"""What is held against a closure whose loss is random where a step relies on one loss: it is refused.
 
-They compare numbers that a step has at hand anyway, and evaluate nothing for it.
+Some samplers need the full data, and others two evaluations of one minibatch. They compare numbers that a step has at
+hand anyway, and evaluate nothing for it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,15 @@ LIKELY = (
 )
 
 
+OTHER_DATA = (
+    "the two evaluations of a step saw different data: a minibatch from an iterator (next(batches)) or from a "
+    "generator of its own, where only torch's global random numbers are replayed. Take the minibatch before the step, "
+    "and let the closure use it"
+)
+#: Steps that the share of unexplained changes of the energy is averaged over.
+MEMORY = 20
+
+
 def differ(energy: Tensor, other: Tensor) -> Tensor:
     """Whether two energies, in units of T, differ by more than rounding; elementwise."""
     return beyond_rounding(energy - other, torch.maximum(energy.abs(), other.abs()))
@@ -33,6 +43,51 @@ def differ(energy: Tensor, other: Tensor) -> Tensor:
 def beyond_rounding(difference: Tensor, energy: Tensor) -> Tensor:
     """Whether a difference is more than the rounding of energies of that size, in units of T."""
     return difference.abs() > (ROUNDING * energy.abs()).clamp(min=NEGLIGIBLE)
+
+
+def unexplained(change: Tensor, gain: Tensor, energy: Tensor) -> Tensor:
+    """(ΔS + ΔK)²/(ΔS² + ΔK²), at most 1: 0 where an energy S changes as its gradients say, which give −ΔK.
+
+    With one energy function it is near 0 also at long steps, of which it is the share that the trapezoidal rule misses;
+    where each end has noise of its own, it is near 1.
+
+    Args:
+        change, gain: ΔS and ΔK.
+        energy: S at the end. What is within its rounding, or is not finite, counts as explained.
+    """
+    error = change + gain
+    found = beyond_rounding(error, torch.maximum(energy.abs(), (energy - change).abs())) & error.isfinite()
+    return torch.where(found, error.square() / (change.square() + gain.square()), 0.0).clamp(max=1.0)
+
+
+class OneLoss:
+    """Whether the two evaluations of a step, at θ and at θ + δ close by, are those of one function of the weights.
+
+    Its loss changes by ½(g(θ) + g(θ + δ))·δ, but for the third order.
+    """
+
+    def __init__(self) -> None:
+        self.steps, self.share = 0, 0.0
+
+    def compare(self, sampler: Any, loss: Any, other: Any, along: float) -> None:
+        """Take one more step: the losses at both ends (or None, which says nothing), and ½(g(θ) + g(θ + δ))·δ.
+
+        Raises:
+            ValueError: the losses of the last steps do not change as their gradients say.
+        """
+        if loss is None or other is None:
+            return
+        group = sampler.param_groups[0]
+        scale = as_number(group["num_data"]) / (as_number(group["temperature"]) or 1.0)
+        start, end, gain = (scale * torch.as_tensor(x).detach().double().sum().cpu() for x in (loss, other, -along))
+        self.steps += 1
+        self.share += (unexplained(end - start, gain, end).item() - self.share) / min(self.steps, MEMORY)
+        if self.steps >= MEMORY and self.share > 0.9:
+            raise ValueError(
+                f"the closure is not deterministic: over the last steps {100 * self.share:.0f} % of what the loss "
+                f"changed by between the two evaluations of a step of {type(sampler).__name__} was not along its "
+                f"gradients. Most likely {OTHER_DATA}. Nothing was changed"
+            )
 
 
 class KnownLoss:

@@ -16,7 +16,7 @@ from learned_samplers.base.operations import as_number, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs, as_loss, chains_of
 from learned_samplers.classical import mclmc_energy as energy_errors
-from learned_samplers.classical.full_data import LIKELY
+from learned_samplers.classical.full_data import LIKELY, OTHER_DATA
 
 Tensors = Sequence[Tensor]
 
@@ -330,17 +330,12 @@ class MCLMC(Sampler):
         # Control keeps deterministic steps below .2; where the target itself is far too large they may reach .8.
         if not energy_errors.is_random(tally, 0.9 if controlled else 0.5):
             return
-        if controlled:
-            advice = (
-                "the two ends of a step saw different data: a minibatch from an iterator (next(batches)) or from a "
-                "generator of its own, where only torch's global random numbers are replayed. Take the minibatch "
-                "before the step, and let the closure use it"
-            )
-        else:
-            advice = (
-                f"{LIKELY}; for minibatches take preconditioner= or energy_target= (heuristic). If it is "
-                "deterministic, lr is far too large"
-            )
+        advice = (
+            OTHER_DATA
+            if controlled
+            else f"{LIKELY}; for minibatches take preconditioner= or energy_target= (heuristic). If it is "
+            "deterministic, lr is far too large"
+        )
         raise ValueError(
             f"the closure is not deterministic: over the last steps {100 * tally['unexplained']:.0f} % of what "
             f"U/T changed by was not along its gradients, and MCLMC has no law then. Most likely {advice}. Nothing was "

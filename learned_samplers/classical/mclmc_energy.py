@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.classical.full_data import beyond_rounding
+from learned_samplers.classical.full_data import MEMORY, unexplained
 
 #: Rate of the running moments of |ΔE| once 1/RATE steps are over.
 RATE = 0.01
@@ -22,8 +22,6 @@ QUANTILE = 0.98
 _NORMAL_QUANTILE = 2.3263
 #: Steps without an opinion about the tail.
 _WARM_UP = 10
-#: Steps that the share of unexplained changes of the energy is averaged over.
-_MEMORY = 20
 
 Tally = dict[str, Any]
 
@@ -69,23 +67,15 @@ def complete(tally: Tally, potential: Tensor, growth: tuple[Tensor, Tensor], siz
 
 
 def _explain(tally: Tally, change: Tensor, gain: Tensor, potential: Tensor) -> Tally:
-    """The tally with its ``unexplained``, the running mean of ΔE²/(ΔS² + ΔK²), at most 1, and ``compared`` steps.
-
-    ΔS is the change of U/T, ΔK that of the kinetic energy, which the gradients at both ends give; ΔE = ΔS + ΔK is 0
-    along the exact trajectory. With one energy function the ratio is near 0 also at long steps, of which it is the
-    share that the trapezoidal rule misses; where each end has noise of its own, it is near 1.
-    """
-    error = change + gain
-    found = beyond_rounding(error, torch.maximum(potential.abs(), (potential - change).abs()))
-    share = torch.where(found & error.isfinite(), error.square() / (change.square() + gain.square()), 0.0).clamp(max=1)
-    count = tally.get("compared", 0) + 1
-    before = tally.get("unexplained", 0.0)
-    return tally | {"compared": count, "unexplained": before + (share.mean().item() - before) / min(count, _MEMORY)}
+    """The tally with its ``unexplained``, the running mean of that share, and ``compared`` steps."""
+    share = unexplained(change, gain, potential).mean().item()
+    count, before = tally.get("compared", 0) + 1, tally.get("unexplained", 0.0)
+    return tally | {"compared": count, "unexplained": before + (share - before) / min(count, MEMORY)}
 
 
 def is_random(tally: Tally, limit: float) -> bool:
     """Whether the energies at both ends of the steps do not belong to one function of the weights."""
-    return tally.get("compared", 0) >= _MEMORY and tally["unexplained"] > limit
+    return tally.get("compared", 0) >= MEMORY and tally["unexplained"] > limit
 
 
 def tail(tally: Tally) -> float:

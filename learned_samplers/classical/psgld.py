@@ -16,6 +16,7 @@ from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation
+from learned_samplers.classical.full_data import OneLoss
 
 
 def psgld_rule(
@@ -92,7 +93,8 @@ class PSGLD(Sampler):
         probe_size: δ > 0, in units of θ.
 
     Raises:
-        ValueError, TypeError: an argument is out of range or of a wrong type; "probe" without a closure at a step.
+        ValueError, TypeError: an argument is out of range or of a wrong type; "probe" without a closure at a step, or
+            with one that took other minibatches at the two evaluations of the last twenty steps.
     """
 
     badge = "heuristic"
@@ -136,6 +138,10 @@ class PSGLD(Sampler):
             super().add_param_group(param_group)
         finally:
             self._joining = []
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.one_loss = OneLoss()
 
     @property
     def needs_closure(self) -> bool:  # type: ignore[override]
@@ -181,13 +187,16 @@ class PSGLD(Sampler):
                 for p, sign in zip(inputs.params, own, strict=True):
                     p.add_(sign, alpha=group["probe_size"])
             self.set_rng_state(replay)
-            self.run(closure, " at the probe")
+            loss, along = self.run(closure, " at the probe"), 0.0
             for (group, inputs), own, probed in zip(groups, signs, self.collect_gradients(), strict=True):
+                for sign, shifted, gradient in zip(own, probed.gradients, inputs.gradients, strict=True):
+                    along += 0.5 * group["probe_size"] * (sign * (shifted + gradient)).sum().item()
                 if group["correction"] == "probe":
                     inputs.per_parameter["curvature"] = [
                         sign * (shifted - gradient) / group["probe_size"]
                         for sign, shifted, gradient in zip(own, probed.gradients, inputs.gradients, strict=True)
                     ]
+            self.one_loss.compare(self, evaluation.loss, loss, along)
         finally:
             with putting_back(self):
                 self.set_rng_state(after)

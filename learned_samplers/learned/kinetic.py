@@ -30,6 +30,7 @@ from learned_samplers.base.operations import FUNCTIONAL, as_number, scalar_sqrt
 from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs
+from learned_samplers.classical.full_data import OneLoss
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned.network import Phi, value_and_slopes
 from learned_samplers.learned.sampler import LearnedSampler, gather, scatter
@@ -222,7 +223,8 @@ class KineticL2E(LearnedSampler):
     ``hessian=`` says where the Hessian-vector product ∇²Ũ·w comes from. It needs a closure:
 
     - "finite_difference": (∇L(θ + δw) − ∇L(θ))/δ. One more call of the usual closure at each step, on the same
-      minibatch (dropout and augmentation must not change between the calls). Its error is O(δ).
+      minibatch; torch's random numbers are replayed for it, and a closure that takes the next minibatch from an
+      iterator is refused after some twenty steps. Its error is O(δ).
     - "double_backward": the closure returns the loss and does *not* call ``backward``; the product is exact. One more
       backward pass through a graph twice as long, and the memory for it.
     - "none": the product is left out. No closure is needed, and the invariant law is no longer claimed: an ablation.
@@ -268,6 +270,10 @@ class KineticL2E(LearnedSampler):
     ):
         super().__init__(params, arguments(locals()), generator=generator)
 
+    def _begin(self) -> None:
+        super()._begin()
+        self.one_loss = OneLoss()
+
     @property
     def hessian(self) -> str:
         """How the Hessian-vector product is computed: "finite_difference", "double_backward" or "none"."""
@@ -281,14 +287,21 @@ class KineticL2E(LearnedSampler):
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
         """Compute the gradients, the first half of the step, and the Hessian-vector product for the second half."""
+        replay = self.global_rng_state() if self.hessian == "finite_difference" else {}
         loss = self.run(closure)
         slopes = self._differentiable_gradients(loss) if self.hessian == "double_backward" else {}
         evaluation = Evaluation(loss, self.collect_gradients())
         with self.restored_on_error() as evaluation.restore:
-            self._prepare(closure, evaluation, slopes)
+            self._prepare(closure, evaluation, slopes, replay)
         return evaluation
 
-    def _prepare(self, closure: Callable[[], Any] | None, evaluation: Evaluation, slopes: dict[Tensor, Tensor]) -> None:
+    def _prepare(
+        self,
+        closure: Callable[[], Any] | None,
+        evaluation: Evaluation,
+        slopes: dict[Tensor, Tensor],
+        replay: dict[str, Tensor],
+    ) -> None:
         """Draw the noise and compute the new values, which `advance` then writes into the parameters and the state."""
         halves: list[_HalfStep] = []
         for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
@@ -311,7 +324,7 @@ class KineticL2E(LearnedSampler):
             product = dict(zip(directions, products, strict=True))
         else:
             assert closure is not None
-            product = self._probe(closure, directions)
+            product = self._probe(closure, directions, evaluation.loss, replay)
         for half in halves:
             half.force = half.force + gather([product[p] for p in half.params])
 
@@ -350,17 +363,21 @@ class KineticL2E(LearnedSampler):
             p.grad = None if slope is None else slope.detach()
         return {p: slope for p, slope in zip(params, slopes, strict=True) if slope is not None}
 
-    def _probe(self, closure: Callable[[], Any], directions: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
-        """(∇L(θ + δw) − ∇L(θ))/δ; parameters and gradients end as they were."""
+    def _probe(
+        self, closure: Callable[[], Any], directions: dict[Tensor, Tensor], loss: Any, replay: dict[str, Tensor]
+    ) -> dict[Tensor, Tensor]:
+        """(∇L(θ + δw) − ∇L(θ))/δ, with the random numbers of the first evaluation; all else ends as it was."""
         size = sum(w.numel() for w in directions.values())
         length = (sum(w.double().square().sum().item() for w in directions.values()) / size) ** 0.5
         delta = self.settings.probe_size / length
         before = {p: (p.clone(), p.grad.clone()) for p in directions if p.grad is not None}
+        after = self.global_rng_state()
         try:
             for p, w in directions.items():
                 p.add_(w, alpha=delta)
                 p.grad = None  # a closure that leaves clearing to the loop would add to it
-            self.run(closure, " at the probe")
+            self.set_rng_state(replay)
+            other = self.run(closure, " at the probe")
             found = {p: p.grad for p in before}
             missing = [p for p, slope in found.items() if slope is None]
             if missing:
@@ -368,9 +385,13 @@ class KineticL2E(LearnedSampler):
                     f"{len(missing)} of {len(found)} parameters, the first of shape {tuple(missing[0].shape)}, have a "
                     "gradient at the weights and none at the probe, where the closure is evaluated again"
                 )
-            return {p: (slope - before[p][1]) / delta for p, slope in found.items() if slope is not None}
+            slopes = {p: slope for p, slope in found.items() if slope is not None}
+            pairs = [(directions[p], slope + before[p][1]) for p, slope in slopes.items()]
+            self.one_loss.compare(self, loss, other, 0.5 * delta * sum((w * g).sum().item() for w, g in pairs))
+            return {p: (slope - before[p][1]) / delta for p, slope in slopes.items()}
         finally:
             with putting_back(self):
+                self.set_rng_state(after)
                 for p, (start, slope) in before.items():
                     p.copy_(start)
                     p.grad = slope

@@ -66,6 +66,8 @@ class Chains(nn.Module):
             with running statistics.
     """
 
+    prior_precision: Tensor
+
     def __init__(self, networks: Sequence[nn.Module], *, prior_precision: float | Tensor = 0.0) -> None:
         super().__init__()
         networks = list(networks)
@@ -193,9 +195,10 @@ class Chains(nn.Module):
         model = copy.deepcopy(self._network[0]).to_empty(device=self.stacked[0].device)
         shapes = {name: list(p.shape[1:]) for name, p in zip(self.names, self.stacked, strict=True)}
         store = _Unstacked(samples._store, self)
+        shared = store.fixed or {}
         with torch.no_grad():
             for name, tensor in {**parameters_of(model), **buffers_of(model)}.items():
-                tensor.copy_(store.fixed[name] if name in store.fixed else self.weights()[name][0])
+                tensor.copy_(shared[name] if name in shared else self.weights()[name][0])
         return SampleCollection(model, store, {"shapes": shapes, "buffers": "refuse"})
 
 
@@ -210,7 +213,7 @@ class _Unstacked:
         self._places = places
         self.entries = [Entry(e.step, e.cycle, e.number, chain) for k, chain in places for e in [store.entries[k]]]
         self.progress, self.frozen = Progress(), dict[str, str]()
-        self.fixed: Tensors = {
+        self.fixed: Tensors | None = {
             name: fixed.get(f"shared_{k}", getattr(chains, f"shared_{k}")).clone()
             for k, name in enumerate(chains.shared_names)
         }
