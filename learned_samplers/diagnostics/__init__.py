@@ -11,11 +11,9 @@ from learned_samplers.diagnostics.convergence import (
 from learned_samplers.diagnostics.exploration import Exploration, exploration
 from learned_samplers.diagnostics.landscape import (
     LossLines,
-    LossPlane,
     cosine_similarity,
     loss_barrier,
     loss_lines,
-    loss_plane,
 )
 from learned_samplers.diagnostics.learning_coefficient import LearningCoefficient, local_learning_coefficient
 from learned_samplers.diagnostics.network_loss import network_loss
@@ -25,7 +23,6 @@ __all__ = [
     "Exploration",
     "LearningCoefficient",
     "LossLines",
-    "LossPlane",
     "chainwise_rhat",
     "converged_share",
     "cosine_similarity",
@@ -35,7 +32,6 @@ __all__ = [
     "local_learning_coefficient",
     "loss_barrier",
     "loss_lines",
-    "loss_plane",
     "network_loss",
     "split_rhat",
 ]

@@ -8,14 +8,13 @@ from torch.utils.data import TensorDataset
 
 from learned_samplers import HMC, SGLRW, diagnostics, plots
 from learned_samplers.posterior import SampleCollection
-from tests.learned_samplers.diagnostics.test_landscape import at, double_well, states
+from tests.learned_samplers.diagnostics.test_landscape import at, double_well
 from tests.learned_samplers.diagnostics.test_learning_coefficient import squared
 from tests.learned_samplers.diagnostics.test_network_loss import LABELS, X
 from tests.learned_samplers.posterior.common import collection, ensemble
 
 DRAWS = np.ones((2, 10, 3))
-PAIR, THREE = [at(-1, 0), at(1, 0)], states()
-BETWEEN = {name: 0.3 * THREE[0][name] + 0.7 * THREE[1][name] for name in THREE[0]}
+PAIR = [at(-1, 0), at(1, 0)]
 PROBS = torch.full((4, 2), 0.5)
 
 
@@ -25,10 +24,6 @@ def cosine(*samples):
 
 def lines(samples=PAIR, loss=double_well, **options):
     return diagnostics.loss_lines(samples, loss, **options)
-
-
-def plane(*samples, value=0.0, **options):
-    return diagnostics.loss_plane(list(samples), lambda state: value, **options)
 
 
 def loss(labels=LABELS, **options):
@@ -73,14 +68,6 @@ def coefficient(**options):
         (lambda: lines(PAIR[:1]), ValueError, "samples.*1"),
         (lambda: lines([at(1, 2), {"a": torch.ones(2)}]), ValueError, "samples 0 and 1"),
         (lambda: lines(loss=lambda state: float("inf")), ValueError, r"loss.*inf .*t=0\.000"),
-        (lambda: plane(*THREE[:2]), ValueError, "samples.*2"),
-        (lambda: plane(THREE[0], THREE[0], THREE[1]), ValueError, "samples.*the first two are the same"),
-        (lambda: plane(THREE[0], THREE[1], THREE[0]), ValueError, "samples.*one line"),
-        (lambda: plane(THREE[0], THREE[1], BETWEEN), ValueError, "samples.*one line"),
-        (lambda: plane(*THREE[:2], {"a": THREE[2]["a"]}), ValueError, "samples"),
-        (lambda: plane(*THREE, num_points=2), ValueError, "num_points"),
-        (lambda: plane(*THREE, margin=-1), ValueError, "margin"),
-        (lambda: plane(*THREE, value=float("nan")), ValueError, "loss.*nan"),
         (lambda: loss(kind="brier"), ValueError, "kind.*'brier'"),
         (lambda: loss(batch_size=0), ValueError, "batch_size.*0"),
         (lambda: loss(output="regression"), ValueError, "output.*'regression'"),
