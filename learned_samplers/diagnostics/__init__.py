@@ -8,7 +8,6 @@ from learned_samplers.diagnostics.convergence import (
     ess_per_second,
     split_rhat,
 )
-from learned_samplers.diagnostics.exploration import Exploration, exploration
 from learned_samplers.diagnostics.landscape import (
     LossLines,
     cosine_similarity,
@@ -17,6 +16,7 @@ from learned_samplers.diagnostics.landscape import (
 )
 from learned_samplers.diagnostics.learning_coefficient import LearningCoefficient, local_learning_coefficient
 from learned_samplers.diagnostics.network_loss import network_loss
+from learned_samplers.diagnostics.pairs import Exploration, exploration
 
 __all__ = [
     "MINIMUM_DRAWS",

@@ -1,0 +1,93 @@
+"""What is to be run first on a GPU, on a CPU and small: it writes its page, and finds a fault that was put in."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import gpu_check
+import pytest
+import torch
+from experiments.benchmarks.samplers import SAMPLERS
+
+from learned_samplers import SGHMC
+from meta_tasks.inner_loop.unroll import Unroll
+
+
+@pytest.fixture
+def small(monkeypatch):
+    for name, value in {
+        "BLOCK": 1,
+        "LEAST": 0.0,
+        "COMPILING": 0.0,
+        "BATCH": 2,
+        "WIDTH": 16,
+        "HEADS": 2,
+        "DEPTH": 1,
+        "INNER": ((2, 1, 4),),
+        "MEMBERS": (2,),
+        "ROWS": ("SGHMC", "SGD, cosine"),
+        "SAMPLERS": {name: SAMPLERS[name] for name in ("SGHMC", "MCLMC", "L2E")},
+    }.items():
+        monkeypatch.setattr(gpu_check, name, value)
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+
+
+def test_the_page_has_every_part(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu_check.cifar32, "BATCH", 2)
+    assert gpu_check.main(["--device", "cpu", "--minutes", "5", "--out", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert found["checks"]
+    assert not any(found["checks"].values())
+    assert {"SGHMC", "HMC", "predict", "the inner loop"} <= found["checks"].keys()
+    for network in ("ResNet-20", "transformer"):
+        assert set(found["milliseconds"][network]["torch Adam"]) == {"training step", "step", "weights"}
+    row = found["meta_training"]["2"]
+    assert row["hours"] == pytest.approx(6e6 / row["member-steps/s"] / 3600)
+    assert found["cifar32"]["SGHMC"]["seconds an epoch"] > 0
+    page = (tmp_path / "gpu_check.md").read_text()
+    assert all(word in page for word in ("| L2E |", "member-steps/s", "seconds an epoch"))
+    assert page in capsys.readouterr().out
+
+
+def test_rows_of_the_table_are_scored_where_there_are_data(small, monkeypatch):
+    known = {f"{name}_images": torch.randn(20, 3, 32, 32) for name in ("train", "val", "test")}
+    known |= {f"{name}_labels": torch.arange(20) % 10 for name in ("train", "val", "test")}
+    monkeypatch.setattr(gpu_check.cifar32, "BATCH", 10)
+    monkeypatch.setattr(gpu_check.cifar32, "data", lambda root: known)
+    monkeypatch.setattr(gpu_check, "ROWS", ("SGD, cosine",))
+    row = gpu_check.rows("cpu", "here", 5.0)["SGD, cosine"]
+    assert row["epochs"] >= 1
+    assert 0 <= row["validation_accuracy"] <= 1
+
+
+def test_no_minutes_leave_the_checks(small, tmp_path):
+    assert gpu_check.main(["--device", "cpu", "--minutes", "0", "--out", str(tmp_path)]) == 0
+    assert "milliseconds" not in json.loads((tmp_path / "gpu_check.json").read_text())
+
+
+class Forgetful(SGHMC):
+    """Keeps no momentum in its state dict."""
+
+    def state_dict(self):
+        state = copy.deepcopy(super().state_dict())
+        for each in state["state"].values():
+            for value in each.values():
+                if isinstance(value, torch.Tensor):
+                    value.zero_()
+        return state
+
+
+def test_a_fault_is_found_and_the_others_are_still_checked(small, tmp_path, monkeypatch):
+    monkeypatch.setitem(gpu_check.MORE, "forgetful", lambda params: Forgetful(params, 1e-9, 50))
+    honest, faults = Unroll.advance, iter((0.1, 0.0))
+
+    def advance(self, own, steps=None):
+        honest(self, own, steps)
+        self.parameter += next(faults)
+
+    monkeypatch.setattr(Unroll, "advance", advance)
+    assert gpu_check.main(["--device", "cpu", "--minutes", "0", "--out", str(tmp_path)]) == 1
+    found = json.loads((tmp_path / "gpu_check.json").read_text())["checks"]
+    assert {name for name, what in found.items() if what} == {"forgetful", "the inner loop"}
+    assert "forgetful" in (tmp_path / "gpu_check.md").read_text()

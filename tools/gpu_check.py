@@ -1,0 +1,389 @@
+"""What a GPU can break, and how fast everything is on it, in ten minutes.
+
+    python tools/gpu_check.py                          # on the GPU that is there
+    python tools/gpu_check.py --data DATA              # with cifar10.npz and cifar100.webp: rows of the table at 32×32
+    python tools/gpu_check.py --device cpu --minutes 1
+
+Needs the library and its dependencies, nothing else (--data also torchmetrics and Pillow). (a) Every sampler steps,
+resumes and moves between devices; predictions and meta-training's inner loop are those of the CPU. (b) Milliseconds of
+a step and a training step beside torch's Adam, on a ResNet-20 and a transformer of ten million weights. (c)
+Member-steps a second of meta-training, and the hours of the L2E paper's protocol. (d) In what is left of --minutes,
+CIFAR-10 at 32×32, compiled. Writes gpu_check.json and gpu_check.md under --out, after each part. Ends with 1 if (a)
+found something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from experiments.benchmarks.samplers import NUM_DATA, SAMPLERS, step_of
+from experiments.cifar32 import run as cifar32
+from experiments.cifar32.methods import DERIVED, METHODS
+from torch import Tensor, nn
+
+from learned_samplers import HMC, MCLMC, SGHMC, SGLRW, KineticL2E, PosteriorSamples, SampleCollection, WhitenedSGHMC
+from learned_samplers.approximations import IVON
+from meta_tasks.datasets import ImageData
+from meta_tasks.inner_loop.schedule import Schedule
+from meta_tasks.inner_loop.unroll import Unroll
+from meta_tasks.networks import architectures
+from meta_tasks.objectives import BMALoss
+from meta_tasks.rules.learned import L2ERule
+from meta_tasks.tasks.task import ImageTask, TaskConfig
+
+BLOCK, LEAST = 20, 0.3  # calls that are timed together, and seconds in which they are repeated
+COMPILING = 60.0  # seconds below which a network is not compiled any more
+WIDTH, HEADS, DEPTH = 320, 8, 8  # of the transformer
+BATCH = 64
+#: Channels, depth and batch of the inner loops, at 28×28, and how many members run side by side.
+INNER = ((4, 1, 128), (8, 3, 128), (16, 5, 128))
+MEMBERS = (2, 32)
+PAPER = 1000 * 2 * 3000  # member-steps of the L2E paper's meta-training
+ROWS = ("SGHMC", "L2E", "SGD, cosine", "Muon, cosine")
+MORE: dict[str, Callable[[Any], Any]] = {
+    "WhitenedSGHMC": lambda params: WhitenedSGHMC(params, 1e-9, NUM_DATA),
+    "KineticL2E": lambda params: KineticL2E(params, 1e-9, NUM_DATA),
+    "HMC": lambda params: HMC(params, 1e-9, NUM_DATA, leapfrog_steps=3),
+}
+
+
+def synchronize(device: str) -> None:
+    if device != "cpu":
+        torch.accelerator.synchronize()
+
+
+# ---------------------------------------------------------------- (a) what a device can break
+
+
+def trained(make: Callable[[Any], Any], device: str) -> tuple[nn.Module, Any, Callable[[int], None]]:
+    """A small network, its sampler at a rate at which it moves, and ``go(steps)``."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).to(device)
+    x, y = torch.randn(16, 1, 8, 8).to(device), (torch.arange(16) % 3).to(device)
+    sampler = make(model.parameters())
+    for group in sampler.param_groups:
+        group["lr"] = 1e-3
+
+    def closure() -> Tensor:
+        sampler.zero_grad()
+        with torch.enable_grad():
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+        return loss
+
+    def go(steps: int) -> None:
+        for _ in range(steps):
+            if sampler.needs_closure or isinstance(sampler, IVON):
+                sampler.step(closure)
+            else:
+                closure()
+                sampler.step()
+
+    return model, sampler, go
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).cpu()
+
+
+def resumed(make: Callable[[Any], Any], device: str, model: nn.Module, sampler: Any, steps: int) -> Tensor:
+    """The weights of a new sampler on a device after so many more steps from the state of this one."""
+    state = {"model": copy.deepcopy(model.state_dict()), "sampler": copy.deepcopy(sampler.state_dict())}
+    other, again, go = trained(make, device)
+    other.load_state_dict(state["model"])
+    again.load_state_dict(state["sampler"])
+    torch.manual_seed(1)
+    go(steps)
+    return weights(other)
+
+
+def check_sampler(make: Callable[[Any], Any], device: str) -> None:
+    """Steps are finite, resume on the device, and, where no random number comes in, are those of the CPU."""
+    model, sampler, go = trained(make, device)
+    go(3)
+    before = weights(model)
+    assert before.isfinite().all(), "weights are not finite after three steps"
+    there = resumed(make, device, model, sampler, 3)
+    moved = resumed(make, "cpu", model, sampler, 3)
+    torch.manual_seed(1)
+    go(3)
+    assert (weights(model) - before).abs().max() > 0, "the sampler stands still"
+    torch.testing.assert_close(there, weights(model), rtol=1e-4, atol=1e-6, msg="a resumed chain goes elsewhere")
+    assert moved.isfinite().all(), "weights are not finite on the CPU"
+    if isinstance(sampler, HMC | MCLMC | SGLRW | IVON):  # which have no T = 0
+        return
+    found = []
+    for where, seed in ((device, 2), (device, 3), ("cpu", 2)):
+        model, sampler, go = trained(make, where)
+        for group in sampler.param_groups:
+            group["temperature"] = 0.0
+        torch.manual_seed(seed)
+        go(3)
+        found.append(weights(model))
+    if torch.equal(found[0], found[1]):
+        torch.testing.assert_close(found[0], found[2], rtol=1e-3, atol=1e-5, msg="at T = 0 the CPU goes elsewhere")
+
+
+def check_predict(device: str) -> None:
+    """Samples collected on the device predict as on the CPU, in the network at hand and from a file."""
+    model, sampler, go = trained(lambda params: SGHMC(params, 1e-3, 100), device)
+    with PosteriorSamples(model, sampler, burn_in=2, thinning=2) as samples:
+        go(10)
+    x = torch.randn(40, 1, 8, 8)
+    there = samples.predict(x.to(device)).cpu()
+    with tempfile.TemporaryDirectory() as folder:
+        samples.save(f"{folder}/samples.safetensors")
+        loaded = SampleCollection.load(f"{folder}/samples.safetensors", copy.deepcopy(model).cpu())
+    torch.testing.assert_close(loaded.predict(x), there, rtol=1e-3, atol=1e-4)
+
+
+def unroll_of(shape: tuple[int, int, int], members: int, device: str, temperature: float, images: int) -> Any:
+    channels, depth, batch = shape
+    torch.manual_seed(0)
+    x, y = torch.rand(images, 1, 28, 28), torch.arange(images) % 10
+    data = ImageData("random", 10, x, y, x, y, x, y)
+    options = {"channels": channels, "depth": depth}
+    settings = TaskConfig("random", "cnn", options, batch_size=batch, temperature=temperature, num_data=images)
+    rule = L2ERule("paper", "paper")
+    unroll = Unroll(
+        ImageTask(settings, data, 0, device), rule, BMALoss, Schedule(10**6, 10**6 - 1, 1), range(members // 2)
+    )
+    return unroll, rule.initial_weights(0).expand(members, -1)
+
+
+def check_inner(device: str) -> None:
+    """Meta-training's inner loop at T = 0, with all data in each minibatch, goes where it goes on the CPU."""
+    found = []
+    for where in (device, "cpu"):
+        unroll, own = unroll_of((4, 1, 32), 2, where, 0.0, 32)
+        unroll.advance(own, 5)
+        found.append(unroll.parameter.cpu())
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-4)
+
+
+def checks(device: str) -> dict[str, str]:
+    """What was found wrong, by what was checked; "" where nothing was."""
+    every = {**SAMPLERS, **MORE}
+    tests: dict[str, Callable[[], None]] = {n: partial(check_sampler, make, device) for n, make in every.items()}
+    tests |= {"predict": partial(check_predict, device), "the inner loop": partial(check_inner, device)}
+    found = {}
+    for name, test in tests.items():
+        try:
+            test()
+            found[name] = ""
+        except Exception as error:  # all of them are to be seen
+            found[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return found
+
+
+# ---------------------------------------------------------------- (b), (c) how fast
+
+
+def per_call(call: Callable[[], object], device: str) -> float:
+    """Seconds of one call, the median of blocks of them; of a slow one, that of a single call."""
+    call()
+
+    def block(size: int) -> float:
+        synchronize(device)
+        start = time.perf_counter()
+        for _ in range(size):
+            call()
+        synchronize(device)
+        return (time.perf_counter() - start) / size
+
+    times = [block(1)]
+    if times[0] * BLOCK < 10 * LEAST:
+        times = [block(BLOCK)]
+        while sum(times) * BLOCK < LEAST:
+            times.append(block(BLOCK))
+    return sorted(times)[len(times) // 2]
+
+
+class Transformer(nn.Module):
+    """Patches of 4×4 pixels, layers of attention, and a linear read-out of the mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, WIDTH, 4, 4)
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, 0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, DEPTH, enable_nested_tensor=False)
+        self.linear = nn.Linear(WIDTH, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.layers(self.patches(x).flatten(2).transpose(1, 2)).mean(1))
+
+
+def speeds(device: str, enough: Callable[[], bool]) -> dict[str, dict[str, dict[str, float]]]:
+    """Of both networks and every sampler: milliseconds of a step, and of a training step."""
+    networks: dict[str, Callable[[], nn.Module]] = {
+        "ResNet-20": lambda: architectures.build("resnet20_frn", (3, 32, 32), 10),
+        "transformer": Transformer,
+    }
+    made: dict[str, Callable[[Any], Any]] = {"torch Adam": lambda params: torch.optim.Adam(params, 1e-9)}
+    made |= SAMPLERS | {"WhitenedSGHMC": MORE["WhitenedSGHMC"], "KineticL2E": MORE["KineticL2E"]}
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    x, y = torch.randn(BATCH, 3, 32, 32, device=device), torch.randint(10, (BATCH,), device=device)
+    for title, build in networks.items():
+        for name, make in made.items():
+            if enough():
+                return found
+            model = build().to(device)
+            sampler = make(model.parameters())
+
+            def closure(model: nn.Module = model) -> Tensor:
+                model.zero_grad()
+                loss = nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                return loss
+
+            closure()
+            row = {"training step": 1e3 * per_call(partial(sampler.step, closure), device)}
+            if name != "KineticL2E":  # its step is with a second gradient
+                step = sampler.step if name == "torch Adam" else step_of(sampler)
+                row["step"] = 1e3 * per_call(step, device)
+            row["weights"] = sum(p.numel() for p in model.parameters())
+            found.setdefault(title, {})[name] = row
+    return found
+
+
+def meta_training(device: str, enough: Callable[[], bool]) -> dict[str, dict[str, float]]:
+    """By members: member-steps a second, equally many on each network, and the hours of the paper's protocol."""
+    found: dict[str, dict[str, float]] = {}
+    for members in MEMBERS:
+        if enough():
+            break
+        taken = []
+        for shape in INNER:
+            unroll, own = unroll_of(shape, members, device, 1.0, 2048)
+            taken.append(per_call(partial(unroll.advance, own, 1), device) / members)
+        speed = len(taken) / sum(taken)
+        found[str(members)] = {"member-steps/s": speed, "hours": PAPER / speed / 3600}
+    return found
+
+
+# ---------------------------------------------------------------- (d) the table at 32×32
+
+
+def rows(device: str, data: Path | None, seconds: float) -> dict[str, dict[str, Any]]:
+    """A row each, with as many whole epochs as its share of the seconds has; without data the speed alone."""
+    start, found = time.perf_counter(), dict[str, dict[str, Any]]()
+    if data is None:
+        images, labels = torch.randn(10 * cifar32.BATCH, 3, 32, 32), torch.arange(10 * cifar32.BATCH) % 10
+        known: dict[str, Tensor] = {"train_images": images.to(device), "train_labels": labels.to(device)}
+        per_epoch = 40_960 // cifar32.BATCH
+    else:
+        known = {name: x.to(device) for name, x in cifar32.data(data).items()}
+        per_epoch = len(known["train_images"]) // cifar32.BATCH
+    for number, name in enumerate(ROWS):
+        left = (seconds - (time.perf_counter() - start)) / (len(ROWS) - number)
+        if left < COMPILING:
+            break
+        method = (METHODS | DERIVED)[name]
+        batches = torch.arange(len(known["train_images"]), device=device).split(cifar32.BATCH)[:-1]
+
+        def network(steps: int, method: Any = method) -> Any:
+            with torch.device(device):
+                return cifar32._Network(method, method.rates[1], 40_960, steps, 1)
+
+        began, trial = time.perf_counter(), network(10**6)
+        trial.step(*(known[f"train_{each}"][batches[0]] for each in ("images", "labels")))
+        synchronize(device)
+        compiling, began = time.perf_counter() - began, time.perf_counter()
+        for batch in batches[:8]:
+            trial.step(known["train_images"][batch], known["train_labels"][batch])
+        synchronize(device)
+        epoch = (time.perf_counter() - began) / len(batches[:8]) * per_epoch
+        found[name] = {"seconds an epoch": epoch, "hours of 50": epoch / 72, "seconds of compiling": compiling}
+        epochs = int((left - 2 * compiling) / epoch) if data is not None else 0
+        if epochs < 1:
+            continue
+        run, total = network(epochs * per_epoch), epochs * per_epoch
+        kept: dict[str, list[Tensor]] = {"val": [], "test": []}
+        for step in range(1, total + 1):
+            if (step - 1) % per_epoch == 0:
+                order = torch.randperm(len(known["train_images"]), device=device)
+            batch = order[(step - 1) % per_epoch * cifar32.BATCH :][: cifar32.BATCH]
+            run.step(known["train_images"][batch], known["train_labels"][batch])
+            if cifar32._keeps(method, step, total, total):
+                run.predict(known, kept)
+        stacked = {each: torch.stack(x).cpu() for each, x in kept.items()}
+        answers = {each: x.cpu() for each, x in known.items() if "labels" in each}
+        found[name] |= {"epochs": epochs, "lr": method.rates[1], **cifar32.scores(stacked, answers)}
+    return found
+
+
+# ---------------------------------------------------------------- the page
+
+
+def page(found: dict[str, Any]) -> str:
+    """All of it as Markdown."""
+
+    def table(rows: dict[str, dict[str, Any]], first: str) -> str:
+        heads = list(dict.fromkeys(key for row in rows.values() for key in row))
+        lines = [f"| {first} | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+        for name, row in rows.items():
+            cells = [f"{v:.4g}" if isinstance(v := row.get(key, "–"), float) else str(v) for key in heads]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+        return "\n".join(lines)
+
+    wrong = {name: {"found": what} for name, what in found["checks"].items() if what}
+    parts = [f"# {found['device']}, torch {found['torch']}", f"`{found['command']}`"]
+    parts.append(f"## What a device can break\n\n{len(found['checks']) - len(wrong)} of {len(found['checks'])} hold.")
+    parts += [table(wrong, "check")] if wrong else []
+    for title, own in found.get("milliseconds", {}).items():
+        parts.append(f"## {title}: milliseconds, batch {BATCH}\n\n{table(own, 'optimizer')}")
+    if own := found.get("meta_training"):
+        parts.append(f"## Meta-training, and hours for the L2E paper's protocol\n\n{table(own, 'members')}")
+    if own := found.get("cifar32"):
+        parts.append(f"## CIFAR-10 at 32×32, ResNet-20-FRN, batch {cifar32.BATCH}\n\n{table(own, 'method')}")
+    return "\n\n".join(parts) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--minutes", type=float, default=10.0, help="all of it; (a) to (c) take what they need")
+    parser.add_argument("--data", type=Path, help="folder with cifar10.npz and cifar100.webp")
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu_check"))
+    options = parser.parse_args(arguments)
+    start, device = time.perf_counter(), options.device
+    name = platform.processor() or "CPU" if device == "cpu" else torch.cuda.get_device_name(device)
+    given = sys.argv[1:] if arguments is None else arguments
+    found: dict[str, Any] = {"device": name, "torch": torch.__version__}
+    found["command"] = " ".join(["python tools/gpu_check.py", *map(str, given)])
+
+    def left(share: float = 1.0) -> float:
+        return 60 * options.minutes * share - (time.perf_counter() - start)
+
+    parts: dict[str, Callable[[], Any]] = {
+        "checks": lambda: checks(device),
+        "meta_training": lambda: meta_training(device, lambda: left(0.3) < 0),
+        "milliseconds": lambda: speeds(device, lambda: left(0.7) < 0),
+        "cifar32": lambda: rows(device, options.data, left()),
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    for part, make in parts.items():
+        if part != "checks" and left() < 0:
+            break
+        found[part] = make()
+        found["seconds"] = round(time.perf_counter() - start, 1)
+        (options.out / "gpu_check.json").write_text(json.dumps(found, indent=1) + "\n")
+        (options.out / "gpu_check.md").write_text(page(found))
+    print(page(found))
+    return int(any(found["checks"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
