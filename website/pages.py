@@ -123,7 +123,7 @@ def shipped(name: str) -> str:
     """The weights of a learned sampler, with what their cards say of the law."""
     cards = {one: card for one in pretrained.names() if (card := pretrained.card(one))["sampler"] == name}
     laws = {one: card["law"]["reason"] if card["law"] else "not measured" for one, card in cards.items()}
-    return "\n".join(f"- [`{one}`](../cards.md#{one}); its law on Gaussians: {law}" for one, law in laws.items())
+    return "\n".join(f"- [`{one}`](../zoo.md#{one}); its law on Gaussians: {law}" for one, law in laws.items())
 
 
 def check_source(sampler: type) -> None:
