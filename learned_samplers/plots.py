@@ -7,14 +7,13 @@ stays behind in global state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from learned_samplers.base import validation
 from learned_samplers.base.optional import require
 from learned_samplers.diagnostics import LossLines
 from learned_samplers.metrics import calibration_bins, ece
@@ -114,35 +113,10 @@ def accuracy_against_samples(
     Raises:
         ValueError: no curve, or one that is empty or not within [0, 1].
     """
-    return _against_samples(curves, references, ax, "accuracy", _fractions, title)
-
-
-def nll_against_samples(
-    curves: Mapping[str, Any],
-    ax: Axes | None = None,
-    *,
-    references: Mapping[str, float] | None = None,
-    title: str | None = None,
-) -> Axes:
-    """Negative log-likelihood of the model average, in nats, against the number of samples in it.
-
-    Arguments and errors as for :func:`accuracy_against_samples`, but that any finite number is taken.
-    """
-    return _against_samples(curves, references, ax, "negative log-likelihood [nats]", _finite_numbers, title)
-
-
-def _against_samples(
-    curves: Mapping[str, Any],
-    references: Mapping[str, float] | None,
-    ax: Axes | None,
-    ylabel: str,
-    read: Callable[[str, Any], np.ndarray],
-    title: str | None,
-) -> Axes:
     if not curves:
         raise ValueError("curves must hold at least one curve, got none")
-    rows = {name: read(f"curves[{name!r}]", values) for name, values in curves.items()}
-    lines = {name: read(f"references[{name!r}]", [value]) for name, value in (references or {}).items()}
+    rows = {name: _fractions(f"curves[{name!r}]", values) for name, values in curves.items()}
+    lines = {name: _fractions(f"references[{name!r}]", [value]) for name, value in (references or {}).items()}
     ax = _axes(ax, (6.4, 4.0))
     styles = _styles()
     longest = 1
@@ -158,7 +132,7 @@ def _against_samples(
     for name, value in lines.items():
         color, _ = next(styles)
         ax.axhline(value.item(), color=color, linestyle=":", linewidth=1.8, label=name)
-    ax.set(xlabel="samples in the average", ylabel=ylabel, xlim=(0.5, longest + 0.5))
+    ax.set(xlabel="samples in the average", ylabel="accuracy", xlim=(0.5, longest + 0.5))
     ax.xaxis.set_major_locator(_integers())
     _legend_beside(ax)
     return _finish(ax, title)
@@ -169,14 +143,6 @@ def _fractions(name: str, values: Any) -> np.ndarray:
     array = _numbers(name, values)
     if not ((array >= 0) & (array <= 1)).all():
         raise ValueError(f"{name} must lie in [0, 1], got {array[~((array >= 0) & (array <= 1))][0]}")
-    return array
-
-
-def _finite_numbers(name: str, values: Any) -> np.ndarray:
-    """(R, K) finite numbers."""
-    array = _numbers(name, values)
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name} must be finite, got {array[~np.isfinite(array)][0]}")
     return array
 
 
@@ -258,10 +224,3 @@ def loss_barriers(
     ax.set(xlabel="position t on the line (1−t)·θ + t·θ′", ylabel=ylabel, xlim=(0, 1))
     _legend_beside(ax)
     return _finish(ax, title)
-
-
-def side_by_side(count: int, *, size: tuple[float, float] = (5.5, 4.0)) -> Sequence[Axes]:
-    """``count`` axes in a row of one new figure, for several of the plots above in one file."""
-    validation.integer("count", count)
-    figure = _figure((size[0] * count, size[1]))
-    return list(figure.subplots(1, count, squeeze=False)[0])

@@ -11,7 +11,6 @@ from learned_samplers.diagnostics.convergence import (
 from learned_samplers.diagnostics.landscape import (
     LossLines,
     cosine_similarity,
-    loss_barrier,
     loss_lines,
 )
 from learned_samplers.diagnostics.learning_coefficient import LearningCoefficient, local_learning_coefficient
@@ -30,7 +29,6 @@ __all__ = [
     "ess_per_second",
     "exploration",
     "local_learning_coefficient",
-    "loss_barrier",
     "loss_lines",
     "network_loss",
     "split_rhat",

@@ -135,10 +135,3 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 def _shapes(state: State) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in state.items()}
-
-
-def loss_barrier(
-    first: State, second: State, loss: Callable[[dict[str, Tensor]], Any], *, num_points: int = 21
-) -> float:
-    """Barrier between two sets of weights, as in :attr:`LossLines.barriers`."""
-    return float(loss_lines([first, second], loss, num_points=num_points).barriers[0])

@@ -19,7 +19,6 @@ LINES = LossLines([(0, 1), (1, 2)], np.linspace(0, 1, 5), np.array([[0, 1, 2, 1,
 DRAWINGS = {
     "reliability_diagram": lambda ax=None: plots.reliability_diagram(PROBS, LABELS, ax, title="title"),
     "accuracy_against_samples": lambda ax=None: plots.accuracy_against_samples({"a": [0.5, 0.7]}, ax, title="title"),
-    "nll_against_samples": lambda ax=None: plots.nll_against_samples({"a": [2.5, 1.7]}, ax, title="title"),
     "cosine_similarity_map": lambda ax=None: plots.cosine_similarity_map(np.eye(3), ax, title="title"),
     "loss_barriers": lambda ax=None: plots.loss_barriers({"a": LINES, "b": LINES}, ax, title="title"),
 }
@@ -45,9 +44,7 @@ def test_draws_into_the_given_axes_or_new_ones(name, tmp_path):
     assert (tmp_path / "figure.png").stat().st_size > 5000
 
 
-@pytest.mark.parametrize(
-    "name", ["reliability_diagram", "accuracy_against_samples", "nll_against_samples", "loss_barriers"]
-)
+@pytest.mark.parametrize("name", ["reliability_diagram", "accuracy_against_samples", "loss_barriers"])
 def test_the_legend_covers_no_data(name):
     ax = DRAWINGS[name]()
     ax.figure.canvas.draw()
@@ -78,13 +75,6 @@ def test_accuracy_curves_and_their_spread():
     assert len({(artist.get_color(), artist.get_linestyle()) for artist in ax.lines}) == 3
 
 
-def test_nll_curves_have_no_upper_bound():
-    ax = plots.nll_against_samples({"one": [[3.0, 2.0], [5.0, 2.0]]}, references={"SGD": 4.5})
-    assert line(ax, "one").get_ydata().tolist() == [4.0, 2.0]
-    assert list(line(ax, "SGD").get_ydata()) == [4.5, 4.5]
-    assert "nats" in ax.get_ylabel()
-
-
 def test_similarity_map_and_its_numbers():
     matrix = np.array([[1, -0.25], [-0.25, 1]])
     ax = plots.cosine_similarity_map(matrix)
@@ -100,12 +90,6 @@ def test_barrier_lines():
     mean = line(ax, "2 pairs,\nmean barrier 1")  # barriers 2 and 0
     np.testing.assert_allclose(mean.get_ydata(), LINES.losses.mean(0))
     assert len(ax.lines) == 3
-
-
-def test_side_by_side():
-    axes = plots.side_by_side(3)
-    assert len(axes) == 3
-    assert len({ax.figure for ax in axes}) == 1
 
 
 SCRIPT = """

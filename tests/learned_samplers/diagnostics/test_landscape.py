@@ -38,6 +38,10 @@ def at(*values):
     return {"a": torch.tensor(values[:1], dtype=torch.float64), "b": torch.tensor(values[1:], dtype=torch.float64)}
 
 
+def barrier(first, second, loss):
+    return diagnostics.loss_lines([first, second], loss).barriers.item()
+
+
 def double_well(state):
     """(a² − 1)² + b²: minima at a = ±1, a hill of height 1 between them."""
     return (state["a"] ** 2 - 1) ** 2 + state["b"] ** 2
@@ -48,17 +52,17 @@ def test_barrier_of_a_quadratic_is_zero_and_of_a_double_well_one():
         return 3 * state["a"] ** 2 + state["b"] ** 2
 
     # A convex loss lies below its chord everywhere, and on it at the ends.
-    assert diagnostics.loss_barrier(at(1, 2), at(-4, 1), quadratic) == 0
+    assert barrier(at(1, 2), at(-4, 1), quadratic) == 0
     lines = diagnostics.loss_lines([at(1, 2), at(-4, 1)], quadratic, num_points=3)
     assert lines.losses[0].tolist() == [7.0, 3 * 1.5**2 + 1.5**2, 49.0]
     # A concave one, −x² between −1 and 2: −x² + 1 + 3t with x = 3t − 1 is 9t(1 − t), at most 9/4.
-    concave = diagnostics.loss_barrier(at(-1, 0), at(2, 0), lambda state: -(state["a"] ** 2))
+    concave = barrier(at(-1, 0), at(2, 0), lambda state: -(state["a"] ** 2))
     assert concave == pytest.approx(9 / 4)
-    assert diagnostics.loss_barrier(at(-1, 0), at(1, 0), double_well) == pytest.approx(1)
+    assert barrier(at(-1, 0), at(1, 0), double_well) == pytest.approx(1)
     # Between unequal ends, (a, b) = (−1, 0) and (1, 2), the loss at t is (x² − 1)² + 4t² and the chord 4t.
     t = np.linspace(0, 1, 21)
     expected = (((2 * t - 1) ** 2 - 1) ** 2 + 4 * t**2 - 4 * t).max()
-    assert diagnostics.loss_barrier(at(-1, 0), at(1, 2), double_well) == pytest.approx(expected)
+    assert barrier(at(-1, 0), at(1, 2), double_well) == pytest.approx(expected)
 
 
 def test_which_pairs():
