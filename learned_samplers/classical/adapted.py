@@ -24,7 +24,7 @@ from learned_samplers.classical.warmup import MakeOptimizer, WarmUp, sampling_gr
 from learned_samplers.classical.whitened import WhitenedSGHMC
 
 #: Where a budget alone is given: what explores, and for which share of it, settling included.
-WARMUP, WARMUP_SHARE = partial(WhitenedSGHMC, lr=0.002), 0.5
+WARMUP, WARMUP_SHARE = partial(WhitenedSGHMC, lr=0.002), 0.8
 #: The rules that a mass can be given to, by the name of the integrator.
 INTEGRATORS = {"baoa": baoa_rule, "semi_implicit": sghmc_rule}
 
@@ -126,8 +126,8 @@ class AdaptedSGHMC(Sampler):
         params, num_data, temperature, prior_precision, prior_mean, momentum_init, foreach, generator, options: as for
             `SGHMC`.
         lr: of the chain: Adam's learning rate. Without a warm-up begin with the one that trains the network.
-        total_steps: the budget. It stands for the two next ones: W is half of it (of a cycle, where there are cycles),
-            and `WhitenedSGHMC` explores. `thinning` is then known, too.
+        total_steps: the budget. It stands for the two next ones: W is four fifths of it (of a cycle, where there are
+            cycles), and `WhitenedSGHMC` explores, at lr .002. `thinning` is then known, too.
         warmup_steps: W.
         warmup: None, or what makes an optimizer of parameter groups: the class of a sampler that needs nothing but
             gradients (`WhitenedSGHMC`, `L2E`, ...), a ``functools.partial`` of one, or any callable, as
@@ -321,7 +321,7 @@ class AdaptedSGHMC(Sampler):
 
     def _new_explorer(self) -> WarmUp:
         assert self.warmup is not None
-        return WarmUp(self.warmup, self.param_groups, self._exploration(self.param_groups[0]))
+        return WarmUp(self.warmup, self.param_groups)
 
     def _explores(self, group: dict[str, Any]) -> bool:
         return self.warmup is not None and self._position(group) < self._exploration(group)

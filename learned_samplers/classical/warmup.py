@@ -28,13 +28,12 @@ class WarmUp:
     Args:
         make: a class of samplers, a ``functools.partial`` of one, or any callable that makes an optimizer of groups.
         groups: of the sampler; a key "warmup_temperature" that is not None stands for "temperature".
-        length: number of its steps.
 
     Raises:
         TypeError, ValueError: what is made is no optimizer of these groups, or needs more than gradients.
     """
 
-    def __init__(self, make: MakeOptimizer, groups: list[dict[str, Any]], length: int):
+    def __init__(self, make: MakeOptimizer, groups: list[dict[str, Any]]):
         made, own = (make.func, make.keywords) if isinstance(make, functools.partial) else (make, {})
         self._is_sampler = isinstance(made, type) and issubclass(made, Sampler)
         takes = inspect.signature(made).parameters if self._is_sampler else {}
@@ -42,9 +41,6 @@ class WarmUp:
         listed = [self._of_group(group) for group in groups]
         self.optimizer = make(listed, **{name: listed[0][name] for name in self._shared})
         _validate(self.optimizer, groups)
-        tell = getattr(self.optimizer, "know_length", None)
-        if tell is not None:  # a network may see how much of the run is over
-            tell(length)
 
     def _of_group(self, group: dict[str, Any]) -> dict[str, Any]:
         names, params = group.get("param_names"), list(group["params"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -386,11 +386,6 @@ class L2E(AveragingSampler):
         **options: Unpack[SamplerOptions],
     ):
         super().__init__(params, arguments(locals()), generator=generator)
-
-    def know_length(self, steps: int) -> None:
-        """Let the network know the length of the run where it may see that and has not been told (`AdaptedSGHMC`)."""
-        if self.settings.total_steps is None and self.feature_set.sees_progress:
-            self.settings = replace(self.settings, total_steps=steps)
 
     def _shipped(self, own: dict[str, Any]) -> str | None:
         return "l2e-paper" if own.get("form") == "paper" else self.default_network

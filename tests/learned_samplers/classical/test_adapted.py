@@ -247,8 +247,6 @@ def test_while_it_explores_it_is_that_optimizer(warmup, dtype):
         plain = WARMUPS[warmup](groups(theirs))
     else:
         plain = WARMUPS[warmup](groups(theirs), num_data=N, generator=generators[1], **common)
-    if warmup == "l2e":  # it is told the length of its run
-        plain.know_length(6)
     for step in range(6):
         for i, (p, q) in enumerate(zip(ours.parameters(), theirs.parameters(), strict=True)):
             p.grad = None if (step, i) == (2, 3) else drawn(p.shape, 10 * step + i, dtype)
@@ -635,10 +633,10 @@ def test_a_rate_that_a_schedule_has_brought_down_is_not_taken_over(schedule):
 @pytest.mark.parametrize(
     ("settings", "phases", "thinning"),
     [
-        (dict(total_steps=40), (20, None), 4),
-        (dict(total_steps=40, warmup_steps=30), (30, None), 2),
-        (dict(total_steps=46, cycle_length=16), (8, 16), 4),  # 8 + 8 + 6 of a third one that is not finished
-        (dict(total_steps=40, warmup=L2E), (20, None), 4),
+        (dict(total_steps=50), (40, None), 2),
+        (dict(total_steps=50, warmup_steps=30), (30, None), 4),
+        (dict(total_steps=46, cycle_length=16), (12, 16), 2),  # 4 + 4 + 2 of a third one that is not finished
+        (dict(total_steps=50, warmup=L2E), (40, None), 2),
     ],
 )
 def test_a_budget_says_when_it_samples(settings, phases, thinning):

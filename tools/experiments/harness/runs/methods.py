@@ -196,6 +196,13 @@ def _with_averages(name: str, build: Build, lr: float, tunes: tuple[str, ...], e
     ]
 
 
+def _soap(params: Groups, lr: float, weight_decay: float) -> torch.optim.Optimizer:
+    """SOAP of the package pytorch_optimizer, which no extra installs; its decay is decoupled from the gradient."""
+    from pytorch_optimizer import SOAP
+
+    return SOAP(params, lr=lr, weight_decay=weight_decay)
+
+
 _SGD, _ADAM = optimizer(torch.optim.SGD, **_MOMENTUM), optimizer(torch.optim.Adam)
 # The memory of IVON's curvature must fit into the run; .99999 is the paper's, of 200 epochs.
 _IVON = sampler(IVON, betas=lambda plan: (0.9, min(0.99999, max(0.9, 1 - 10 / plan.steps))), hess_init=lambda plan: 0.5)
@@ -228,6 +235,7 @@ METHODS: dict[str, RunMethod] = by_name(
     *_with_averages("Adam", _ADAM, 3e-3, _DECAY, "AdamEnsemble"),
     *_with_averages("Muon", optimizer(Muon), 0.01, _DECAY, "MuonEnsemble"),
     *_with_averages("Shampoo", optimizer(Shampoo), 0.01, _DECAY, "ShampooEnsemble"),
+    *_with_averages("SOAP", optimizer(_soap), 3e-3, _DECAY, "SOAPEnsemble")[2:],
     RunMethod("SWAG", _SGD, 0.05, "gaussian", (*_DECAY_MOMENTUM, *_WHEN)),
     RunMethod("IVON", _IVON, 0.2, "gaussian", ("temperature",)),
     RunMethod("SGLD", sampler(SGLD), 0.1, tunes=_CHAIN),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -46,8 +47,10 @@ def tiny(learned_weights):
     return Tiny(settings, data, settings.load_ood(None, data, ("photos",)))
 
 
-# Of the rows that differ in the optimizer alone one.
-DIFFERENT = [name for name in METHODS if not name.startswith(("Muon", "Shampoo"))] + ["MuonAverage", "Shampoo"]
+# Of the rows that differ in the optimizer alone one; SOAP's package need not be there.
+OPTIMIZERS = ("Muon", "Shampoo", "SOAP")
+DIFFERENT = [name for name in METHODS if not name.startswith(OPTIMIZERS)] + ["MuonAverage", "Shampoo"]
+DIFFERENT += ["SOAPEMA"] if find_spec("pytorch_optimizer") else []
 
 
 @pytest.mark.parametrize("method", DIFFERENT)
