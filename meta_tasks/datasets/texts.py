@@ -168,23 +168,20 @@ def read_imdb(root: Path) -> RawText:
     """IMDB from the first of these below the data folder that is there.
 
     ``imdb/imdb.npz`` with ``imdb/vocabulary.txt`` (arrays ``train_tokens``, ``train_offsets``, ``train_labels`` and the
-    same of the test reviews; line k of the vocabulary is the word of index k + 1); the folder ``aclImdb``, or
-    ``aclImdb_v1.tar.gz``, which is read as it is. The vocabulary of the latter two holds the most frequent words of
-    the training reviews.
+    same of the test reviews; line k of the vocabulary is the word of index k + 1); ``aclImdb_v1.tar.gz``, which is read
+    as it is. The vocabulary of the latter holds the most frequent words of the training reviews.
 
     Raises:
         FileNotFoundError: there is none of them.
         ValueError: a file is damaged, or far larger than such a file is.
     """
-    prepared, folder, archive = root / "imdb" / "imdb.npz", root / "aclImdb", root / "aclImdb_v1.tar.gz"
+    prepared, archive = root / "imdb" / "imdb.npz", root / "aclImdb_v1.tar.gz"
     if prepared.is_file():
         return _read_prepared(prepared, root / "imdb" / "vocabulary.txt")
-    if folder.is_dir():
-        return _indexed(_reviews_in_folder(folder), folder)
     if archive.is_file():
         return _indexed(_reviews_in_archive(archive), archive)
     source = f"https://ai.stanford.edu/~amaas/data/sentiment/{archive.name}"
-    wanted = f"{folder}, {archive.name} or imdb/{prepared.name} in {root}"
+    wanted = f"{archive.name} or imdb/{prepared.name} in {root}"
     missing("imdb", wanted, f"save {source} in {root}; it need not be unpacked")
 
 
@@ -230,14 +227,6 @@ def _read_prepared(path: Path, vocabulary: Path) -> RawText:
 Review = tuple[str, int, str]  # split, label, text
 
 
-def _reviews_in_folder(folder: Path) -> Iterator[Review]:
-    for split in ("train", "test"):
-        for label, name in enumerate(_CLASSES):
-            for path in sorted((folder / split / name).glob("*.txt")):
-                _check_size(str(path), path.stat().st_size)
-                yield split, label, path.read_text(encoding="utf-8", errors="replace")
-
-
 def _reviews_in_archive(path: Path) -> Iterator[Review]:
     """Those of the tar file, in its own order: it is read once, from front to back, and nothing is unpacked to disk."""
     try:
@@ -247,7 +236,8 @@ def _reviews_in_archive(path: Path) -> Iterator[Review]:
                 file = archive.extractfile(member) if found and member.isfile() else None
                 if found is None or file is None:
                     continue
-                _check_size(f"{member.name} in {path}", member.size)
+                if member.size > _MOST_BYTES:
+                    raise ValueError(f"{member.name} in {path} has {member.size} bytes, a review at most {_MOST_BYTES}")
                 yield found[1], _CLASSES.index(found[2]), file.read().decode("utf-8", errors="replace")
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a whole archive: {error}") from error
@@ -265,11 +255,6 @@ class _Bounded(gzip.GzipFile):
         if self._left < 0:
             raise ValueError(f"{self.name} unpacks to more than {self._most} bytes: it is no such archive")
         return super().read(size)
-
-
-def _check_size(name: str, size: int) -> None:
-    if size > _MOST_BYTES:
-        raise ValueError(f"{name} has {size} bytes, a review at most {_MOST_BYTES}")
 
 
 def _indexed(reviews: Iterator[Review], source: Path) -> RawText:

@@ -301,20 +301,3 @@ def test_normalisation():
     assert (by_particle[0, 0] == 0).all()
     torch.testing.assert_close(by_particle[1:].norm(dim=-1), torch.ones(K - 1, M, dtype=torch.double))
     torch.testing.assert_close(by_coordinate.norm(dim=1), torch.ones(K, D, dtype=torch.double))
-
-
-def test_golden_values():
-    """Two particles at 0 and 1, σ = 1, scores −x and 1 − x, by hand with e = exp(−½)."""
-    x = torch.tensor([[0.0], [1.0]], dtype=torch.double)
-    scores = torch.stack([-x, 1 - x])
-    matrix = RBF(1.0)(x)
-    push = repulsion(x, matrix)
-    e = torch.tensor(-0.5, dtype=torch.double).exp().item()
-    # Σⱼ ∇_{xⱼ} k(xⱼ, xᵢ) = Σⱼ k (xᵢ − xⱼ): −e for the first, e for the second.
-    torch.testing.assert_close(push, torch.tensor([[-e], [e]], dtype=torch.double))
-    # φ₁ = ½(Σⱼ k sⱼ + push): s = (0, −1); φ₂: s = (1, 0).
-    expected = torch.tensor([[[-e], [(e - 1) / 2]], [[(1 - e) / 2], [e]]], dtype=torch.double)
-    torch.testing.assert_close(each_direction(scores, push, matrix), expected)
-    # The first term is ¼ Σ k⟨s, s⟩; ¼⟨sᵢ, push⟩ = −e/4 for both; the trace is ¼(2·1 + 2·e(1 − 1)) = ½.
-    first = torch.tensor([[1.0, -e], [-e, 1.0]], dtype=torch.double) / 4
-    torch.testing.assert_close(stein_gram(scores, push, matrix), first - e / 2 + 0.5)

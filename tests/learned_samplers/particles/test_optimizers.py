@@ -9,7 +9,6 @@ import pickle
 
 import pytest
 import torch
-from torch import nn
 
 from learned_samplers.particles import MTSGD, SVGD
 from tests.learned_samplers.particles.particle_problems import (
@@ -18,7 +17,6 @@ from tests.learned_samplers.particles.particle_problems import (
     TwoHeads,
     energies,
     parameter,
-    stacked_mlp,
 )
 
 DOUBLE = torch.float64
@@ -104,24 +102,6 @@ def test_a_module_that_one_task_alone_uses():
     before = extra.detach().clone()
     MTSGD([x, extra], 0.1).step(closure)
     assert not torch.equal(extra, before)
-
-
-def test_stacked_modules():
-    """Parameters of ``stack_module_state`` with vmap: the loss falls, the particles stay apart."""
-    network, params = stacked_mlp(4)
-    inputs = torch.randn(16, 3)
-    labels = (inputs[:, 0] > 0).long()
-
-    def closure():
-        logits = torch.vmap(lambda p: torch.func.functional_call(network, p, (inputs,)))(params)
-        return torch.stack([nn.functional.cross_entropy(one, labels) for one in logits])
-
-    sampler = SVGD(params.items(), 0.5, num_data=16, prior_precision=1.0)
-    first = closure().detach()
-    for _ in range(100):
-        sampler.step(closure)
-    assert closure().max() < 0.5 * first.mean()
-    assert params["0.weight"].flatten(1).std(0).mean() > 0.05
 
 
 # ---------------------------------------------------------------- saving and copies

@@ -20,18 +20,14 @@ def reviews() -> dict[str, str]:
     return files
 
 
-def write_folder(root: Path) -> None:
-    for name, text in reviews().items():
-        path = root / "aclImdb" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-
-
-def write_archive(root: Path, more: dict[str, bytes] | None = None) -> Path:
+def write_archive(root: Path, more: dict[str, bytes | None] | None = None) -> Path:
+    """``more``: further files, or others in the place of those; None leaves one out."""
     path = root / "aclImdb_v1.tar.gz"
+    files = {name: text.encode() for name, text in reviews().items()} | (more or {})
     with tarfile.open(path, "w:gz") as archive:
-        for name, content in {**{k: v.encode() for k, v in reviews().items()}, **(more or {})}.items():
-            member = tarfile.TarInfo(f"aclImdb/{name}")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+        for name, content in files.items():
+            if content is not None:
+                member = tarfile.TarInfo(f"aclImdb/{name}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
     return path

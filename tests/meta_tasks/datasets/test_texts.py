@@ -1,4 +1,4 @@
-"""Texts: IMDB's archive, its folder and the prepared arrays; padding, vocabulary, and what is refused."""
+"""Texts: IMDB's archive and the prepared arrays; padding, vocabulary, and what is refused."""
 
 import gzip
 import tarfile
@@ -10,7 +10,7 @@ import torch
 
 from meta_tasks.datasets import load_text, mask_of, pad, texts
 from meta_tasks.datasets.texts import words_of
-from tests.meta_tasks.datasets.imdb_archive import write_archive, write_folder
+from tests.meta_tasks.datasets.imdb_archive import write_archive
 
 
 def write_prepared(root, **changes):
@@ -33,20 +33,15 @@ def test_words_keep_apostrophes_and_drop_marks_and_line_breaks():
     assert words_of("It's GREAT -- 'really'!<br />Été_2 isn't") == ["it's", "great", "really", "été", "2", "isn't"]
 
 
-def test_archive_and_folder_give_the_same_texts(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    write_archive(tmp_path / "a")
-    write_folder(tmp_path / "b")
-    data, other = (load_text("imdb", tmp_path / each, validation=2) for each in "ab")
+def test_the_archive(tmp_path):
+    write_archive(tmp_path)
+    data = load_text("imdb", tmp_path, validation=2)
     assert (data.num_data, len(data.val_y), len(data.test_y), data.num_classes) == (10, 2, 4, 2)
     assert data.test_y.tolist() == [0, 0, 1, 1]
     assert data.text(data.test_x[2]) == "a good film really good i'd see it again"
     # The training texts alone make the vocabulary, and those without a label are not read.
     assert data.text(data.test_x[3]) == "a good film really good i'd see it again fine <unknown>"
     assert not {"unsupervised", "words", "unheard"} & set(data.vocabulary)
-    assert sorted(map(data.text, data.train_x)) == sorted(map(other.text, other.train_x))
-    assert data.vocabulary == other.vocabulary
 
 
 def test_vocabulary_by_frequency_length_and_limit(tmp_path):
@@ -94,17 +89,6 @@ def test_damaged_arrays_are_refused_by_name(tmp_path, changes, match):
         load_text("imdb", tmp_path)
 
 
-def test_a_review_far_too_long_is_refused_before_it_is_read(tmp_path):
-    write_archive(tmp_path, {"train/pos/99_9.txt": b" " * (2**20 + 1)})
-    with pytest.raises(ValueError, match=r"99_9\.txt in .* has 1048577 bytes"):
-        load_text("imdb", tmp_path)
-    (tmp_path / "aclImdb_v1.tar.gz").unlink()
-    write_folder(tmp_path)
-    (tmp_path / "aclImdb" / "test" / "neg" / "99_1.txt").write_bytes(b" " * (2**20 + 1))
-    with pytest.raises(ValueError, match=r"99_1\.txt has 1048577 bytes"):
-        load_text("imdb", tmp_path)
-
-
 def giant_extension(path):
     """An archive whose first header claims 64 GiB of names."""
     member = tarfile.TarInfo("aclImdb/x")
@@ -123,19 +107,20 @@ def test_an_archive_that_unpacks_to_far_too_much_is_refused_midway(tmp_path, mon
         load_text("imdb", tmp_path)
 
 
-@pytest.mark.parametrize("content", [lambda whole: whole[:-200], lambda whole: b"<html>"])
-def test_a_truncated_archive_is_refused(tmp_path, content):
-    path = write_archive(tmp_path)
-    path.write_bytes(content(path.read_bytes()))
-    with pytest.raises(ValueError, match="is not a whole archive"):
-        load_text("imdb", tmp_path)
-
-
-def test_a_folder_without_a_class_is_refused(tmp_path):
-    write_folder(tmp_path)
-    for each in (tmp_path / "aclImdb" / "test" / "pos").iterdir():
-        each.unlink()
-    with pytest.raises(ValueError, match=r"must hold test/pos/\*\.txt and test/neg/\*\.txt"):
+@pytest.mark.parametrize(
+    ("more", "content", "named"),
+    [
+        ({}, lambda whole: whole[:-200], "is not a whole archive"),
+        ({}, lambda whole: b"<html>", "is not a whole archive"),
+        ({"train/pos/99_9.txt": b" " * (2**20 + 1)}, None, r"99_9\.txt in .* has 1048577 bytes"),
+        ({f"test/pos/{i}_9.txt": None for i in range(2)}, None, r"must hold test/pos/\*\.txt"),
+    ],
+)
+def test_an_archive_that_is_none_is_refused(tmp_path, more, content, named):
+    path = write_archive(tmp_path, more)
+    if content:
+        path.write_bytes(content(path.read_bytes()))
+    with pytest.raises(ValueError, match=named):
         load_text("imdb", tmp_path)
 
 

@@ -151,14 +151,6 @@ def test_held_out_tasks_are_fixed_and_run_as_the_sampler_is_trained(monkeypatch)
     assert late.specification() == {**plain.specification(), "burn_in": 0.9}
 
 
-def test_baselines_of_a_checkpoint_that_says_not_what_they_are_of_are_scored_anew(evaluation):
-    old = {"baselines": {"SGHMC": {"nll": 0.0, "accuracy": 1.0, "share_failed": 0.0}}, "sampler": []}
-    scores = dict(old)
-    evaluation.record(scores, SGHMCRule(), torch.zeros(0), 7)
-    assert scores["other_tasks"] == [old]
-    assert scores["sampler"][0] == {"iteration": 7, **scores["baselines"]["SGHMC"]}
-
-
 def test_figures_have_a_cadence_of_their_own(tmp_path):
     run(tmp_path / "every", iterations=5, evaluate_every=0, figures_every=2)
     assert [event.step for event in logged(tmp_path / "every").Images("network/contours")] == [0, 2, 4]
