@@ -148,7 +148,9 @@ class ParetoMTL(IndependentSampler):
         targets, device = len(role.losses), role.losses.device
         if self.preferences is None and targets != 2:
             raise ValueError(f"preferences must be given for {targets} targets, there is a default for 2")
-        chosen = circle_preferences(self.num_particles) if self.preferences is None else self.preferences
+        chosen = self.preferences
+        if chosen is None:
+            chosen = circle_preferences(self.num_particles, device)
         if chosen.shape[1] != targets:
             raise ValueError(f"preferences have {chosen.shape[1]} columns, there are {targets} losses")
         feasible = torch.tensor(self.param_groups[0]["feasible"], device=device)

@@ -165,14 +165,11 @@ def mgda_weights(gradients: Tensor) -> Tensor:
     return min_norm_weights(particle_grams(gradients)).to(gradients.dtype)
 
 
-def circle_preferences(count: int, *, dtype: torch.dtype = torch.double, device: torch.device | None = None) -> Tensor:
+def circle_preferences(count: int, device: torch.device) -> Tensor:
     """``count`` unit vectors at equal angles in the first quadrant, axes included, (count, 2); one: the diagonal."""
-    if count == 1:
-        angles = torch.full((1,), math.pi / 4, dtype=torch.double)
-    else:
-        angles = torch.linspace(0, math.pi / 2, count, dtype=torch.double)
-    vectors = torch.stack([angles.cos(), angles.sin()], dim=-1).clamp_min(0)
-    return vectors.to(device=device, dtype=dtype)
+    first, last = (math.pi / 4, math.pi / 4) if count == 1 else (0.0, math.pi / 2)
+    angles = torch.linspace(first, last, count, dtype=torch.double, device=device)
+    return torch.stack([angles.cos(), angles.sin()], dim=-1).clamp_min(0)
 
 
 def pareto_weights(gradients: Tensor, losses: Tensor, preferences: Tensor, feasible: Tensor) -> tuple[Tensor, Tensor]:

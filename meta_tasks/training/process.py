@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed
 
-__all__ = ["keep_freed_memory", "of_first_rank", "one_core", "stop_signals"]
+__all__ = ["default_device_cpu", "keep_freed_memory", "of_first_rank", "one_core", "stop_signals"]
 
 _Value = TypeVar("_Value")
 # glibc's names for `mallopt`, and more than any block of memory that a step asks for.
@@ -36,6 +36,17 @@ def one_core() -> None:
     """Set this process up to run inner loops on one core, one of several processes."""
     torch.set_num_threads(1)
     keep_freed_memory()
+
+
+@contextmanager
+def default_device_cpu() -> Iterator[None]:
+    """Within the context new tensors are on the CPU unless a device is named, whatever the default device is.
+
+    The random streams of a meta-training are on the CPU, and its worker processes know nothing of that setting.
+    """
+    # A device as a context costs something at every operation.
+    with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
+        yield
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from meta_tasks.tasks.family import TaskFamily
 from meta_tasks.training.checkpoint import Checkpoints, check_same
 from meta_tasks.training.evaluation import EarlyStopping, HeldOutEvaluation
 from meta_tasks.training.monitoring import Iteration, Monitor, ZeroGradients
-from meta_tasks.training.process import of_first_rank, stop_signals
+from meta_tasks.training.process import default_device_cpu, of_first_rank, stop_signals
 from meta_tasks.training.workers import Executor, SerialExecutor
 
 __all__ = ["Trainer", "TrainerSettings"]
@@ -111,6 +111,7 @@ class Trainer:
             (says which and how they differ), or the held-out runs are too short for their states.
     """
 
+    @default_device_cpu()
     def __init__(
         self,
         family: TaskFamily,
@@ -192,6 +193,7 @@ class Trainer:
 
     # ---------------------------------------------------------------- running
 
+    @default_device_cpu()
     def run(self, minutes: float | None = None, progress: bool = False) -> str:
         """Iterate until all iterations are done, the time is up, or Ctrl-C (or SIGTERM); saves at the end.
 
@@ -248,6 +250,7 @@ class Trainer:
         self._save()
         return "finished"
 
+    @default_device_cpu()
     def step(self) -> Iteration:
         """One outer iteration: estimate the meta-gradient, clip it, let Adam move the meta-parameters.
 
@@ -359,6 +362,7 @@ class Trainer:
     def _restore(self, saved: dict[str, Any]) -> None:
         folder = "the first rank's folder" if self.checkpoints is None else str(self.checkpoints.folder)
         check_same(saved["specification"], self.specification(), folder)
+        check_same({"dtype": str(saved["weights"].dtype)}, {"dtype": str(self.weights.dtype)}, folder)
         if self.checkpoints is not None:
             check_same({"data": saved["data"]}, {"data": self._data}, folder)
         with torch.no_grad():

@@ -130,7 +130,7 @@ class ProcessExecutor(Executor):
         atexit.register(self.close)
         for _ in range(workers):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, evaluator), daemon=True)
+            process = context.Process(target=_serve, args=(there, evaluator, torch.get_default_dtype()), daemon=True)
             process.start()
             there.close()
             self._connections.append(here)
@@ -207,8 +207,9 @@ class ProcessExecutor(Executor):
             raise RuntimeError("a worker process of the meta-training died (killed, or out of memory)") from error
 
 
-def _serve(connection: Any, evaluator: Evaluator) -> None:
-    """The loop of a worker: answers requests until the connection is closed."""
+def _serve(connection: Any, evaluator: Evaluator, dtype: torch.dtype) -> None:
+    """The loop of a worker: answers requests until the connection is closed. ``dtype``: torch's default one."""
+    torch.set_default_dtype(dtype)
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the trainer decides what they mean
         signal.signal(number, signal.SIG_IGN)
     one_core()

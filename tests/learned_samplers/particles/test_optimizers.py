@@ -83,6 +83,19 @@ def test_parameters_are_columns_of_the_particles(name, flat):
     torch.testing.assert_close(torch.stack([c.flatten() for c in columns], dim=1), one)
 
 
+@pytest.mark.parametrize("name", EVERY)
+def test_a_step_heeds_no_default_device(name):
+    """Its tensors are where the parameters are; on "meta" there are no numbers."""
+    x, y = parameter(4, 2), parameter(4, 2)
+    one, other = (EVERY[name]([p], 0.1, base_optimizer=torch.optim.Adam) for p in (x, y))
+    for _ in range(2):
+        losses = energies(name, x)
+        with torch.device("meta"):
+            one.step(lambda losses=losses: losses)
+        other.step(lambda: energies(name, y))
+    assert torch.equal(x, y)
+
+
 def test_frozen_parameters_stay():
     net = TwoHeads()
     net.trunk[1].requires_grad_(False)

@@ -33,9 +33,12 @@ def test_a_rule_says_what_it_is_and_gives_its_network():
     assert torch.equal(bias[0], network[0].bias)
 
 
-def test_a_start_is_the_feature_itself():
+@pytest.mark.parametrize("hidden", [None, ()])
+def test_a_start_is_the_feature_itself(hidden):
     """With Adam's direction as the start, a step is that of SGHMC and of Adam (its decays .9 and .99) side by side."""
-    rule = L2ERule("residual", "adaptive", start=("average_0.9_to_rms", 2.0), beta_scale=3.0, friction_scale=0.0)
+    rule = L2ERule(
+        "residual", "adaptive", hidden, start=("average_0.9_to_rms", 2.0), beta_scale=3.0, friction_scale=0.0
+    )
     assert rule.specification()["start"] == ["average_0.9_to_rms", 2.0]
     phi = rule.prepare(rule.initial_weights(0)[None])
     x = torch.randn(1, 26, 7)

@@ -69,6 +69,12 @@ def test_a_direction_keeps_its_length_and_a_gate_its_freedom():
     beta, held = outputs(rule, weights, x)[1], outputs(rule, rule.constrained(weights), x)[1]
     torch.testing.assert_close(held, beta / before.norm(), rtol=1e-4, atol=1e-5)
     assert linear().constrained(weights) is weights
+    sparse = linear(settings=rule.settings, direction_share=0.7, sparsity=0.1)
+    shrunk = 0.7 * sparse.constrained(weights)
+    shrunk[place] += 1
+    expected = torch.nn.functional.softshrink(after, 0.1)
+    assert (expected == 0).any()
+    torch.testing.assert_close(shrunk, expected / expected.norm())
 
 
 def test_a_direction_may_leave_features_out(tmp_path):

@@ -130,6 +130,24 @@ def test_worker_processes_give_the_weights_that_one_process_gives(tmp_path):
     assert torch.equal(resumed.weights, serial.weights)
 
 
+def test_a_default_device_changes_nothing():
+    """Random streams are on the CPU; on "meta" there are no numbers."""
+    with torch.device("meta"):
+        found = run(estimator=nres(), iterations=2)
+    assert torch.equal(found.weights, run(estimator=nres(), iterations=2).weights)
+
+
+def test_worker_processes_have_the_default_dtype_and_a_run_keeps_it(tmp_path):
+    torch.set_default_dtype(torch.float64)
+    try:
+        shared = run(folder=tmp_path, iterations=2, executor=lambda evaluator: ProcessExecutor(evaluator, 1))
+        assert torch.equal(shared.weights, run(iterations=2).weights)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with pytest.raises(ValueError, match=r"dtype is 'torch\.float64' there and 'torch\.float32' here"):
+        trainer(tmp_path)
+
+
 def test_pairs_of_failed_members_do_not_count_and_are_reported():
     # a learning rate of e¹⁰⁰ overflows within a few steps
     made = trainer(estimator=es(sigma=100.0))
