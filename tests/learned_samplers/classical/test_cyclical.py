@@ -56,13 +56,6 @@ def test_phases_and_cycles_belong_to_the_step_just_taken():
     assert track(sampler, 9) == [*((0, each) for each in one_cycle), *((1, each) for each in one_cycle), (2, False)]
 
 
-def test_it_composes_with_a_scheduler_on_the_peak():
-    sampler = CyclicalSGMCMC([parameter()], 0.4, 100, cycle_length=4, exploration_ratio=0.5)
-    scheduler = torch.optim.lr_scheduler.StepLR(sampler, step_size=4, gamma=0.5)
-    track(sampler, 4, scheduler.step)
-    assert sampler.hyper(sampler.param_groups[0])["lr"] == pytest.approx(0.2)
-
-
 def test_the_momentum_keeps_its_temperature_when_the_learning_rate_jumps():
     """A sampler that stores v = ε·r would have its kinetic temperature multiplied by the ratio of learning rates."""
     n, k = 100, 20.0

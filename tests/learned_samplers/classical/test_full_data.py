@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers import HMC, MCLMC, PSGLD
-from learned_samplers.classical.full_data import differ
 from tests.harness import SAMPLERS, flat
 
 N = 100
@@ -176,11 +175,6 @@ def test_one_chain_of_many_is_enough_and_a_learning_rate_is_no_excuse():
     sampler.param_groups[0]["lr"] *= 0.5
     with pytest.raises(ValueError, match="not deterministic"):
         sampler.step(problem.losses)
-
-
-def test_rounding_is_none():
-    e = torch.tensor([5e4, 5e4, 0.0, 0.0], dtype=torch.float64)
-    assert differ(e, e + torch.tensor([4.0, 6.0, 0.09, 0.11])).tolist() == [False, True, False, True]
 
 
 # ---------------------------------------------------------------- MCLMC
