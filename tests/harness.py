@@ -79,7 +79,7 @@ _CHOSEN: dict[str, Make] = {
     ),
     "L2E-matrix": _maker(L2E, network=_network("matrix"), settings={"feature_set": "matrix"}),
     "KineticL2E": _maker(KineticL2E, network=_network(2, outputs=1)),
-    "PrecondL2E": _maker(PrecondL2E, network=_network("paper"), settings={"correction": "network"}),
+    "PrecondL2E": _maker(PrecondL2E, network=_network("paper")),
     "MetaSGMCMC": _maker(MetaSGMCMC, network=_meta_network()),
 }
 #: Every sampler of the library: those above, and each other that the package exports, with its defaults.

@@ -32,7 +32,7 @@ from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.classical.full_data import OneLoss
 from learned_samplers.classical.sghmc import sghmc_rule
-from learned_samplers.learned.network import Phi, value_and_slopes
+from learned_samplers.learned.network import Phi, RuleArguments, value_and_slopes
 from learned_samplers.learned.sampler import LearnedSampler, gather, scatter
 from learned_samplers.learned.settings import LearnedSettings, choice, setting
 
@@ -104,28 +104,21 @@ def kinetic_half_step(
     noise: Tensor | None,
     momentum: Tensor,
     *,
+    settings: KineticSettings,
     phi: Phi,
     segments: Segments,
-    lr: Any,
-    num_data: Any,
-    temperature: Any,
-    prior_precision: Any,
-    momentum_decay: Any,
-    settings: KineticSettings,
+    **at: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Everything before the Hessian: (f, r_half, (∂f/∂θ)ᵀv, w) with v = r_half − f and w = (∂f/∂g)ᵀv, each (..., d).
 
     r_half = (1−a)·r + a·f − ε·(N·g + λθ) + √(2aT)·ξ.
     """
-    share = prior_precision / num_data
+    share = at["prior_precision"] / at["num_data"]
     seen = _inputs(parameter, gradient, segments, share)
     mean, *slopes = value_and_slopes(phi, [x for x, _ in seen], (0, 1))
     mean = mean * settings.mean_scale
-    force = dict(lr=lr, num_data=num_data, prior_precision=prior_precision)
-    _, half = sghmc_rule(
-        parameter, gradient, noise, momentum, **force, momentum_decay=momentum_decay, temperature=temperature
-    )
-    half = FUNCTIONAL.add(half, mean, momentum_decay)
+    _, half = sghmc_rule(parameter, gradient, noise, momentum, **at)
+    half = FUNCTIONAL.add(half, mean, at["momentum_decay"])
     velocity = (half - mean) * settings.mean_scale
     # The transposed derivative of x = c·z takes y to c·(y − x·mean(x·y)).
     pulled = []
@@ -151,14 +144,8 @@ def l2e_kinetic_rule(
     momentum: Tensor,
     *,
     hessian_product: Callable[[Tensor], Tensor] | None,
-    phi: Phi,
-    segments: Segments,
-    lr: Any,
-    num_data: Any,
-    temperature: Any,
-    prior_precision: Any,
-    momentum_decay: Any,
     settings: KineticSettings,
+    **at: Unpack[RuleArguments],
 ) -> tuple[Tensor, Tensor]:
     """One step of Kinetic-L2E, with ε = √(lr/N) and momentum decay a:
 
@@ -174,28 +161,16 @@ def l2e_kinetic_rule(
         parameter, gradient, noise, momentum: (..., d); noise standard normal or None at temperature 0.
         hessian_product: w ↦ ∂²L/∂θ²·w, the Hessian of the *mean* minibatch loss L, (..., d) ↦ (..., d); None leaves
             the product out, and with it the claim to the posterior.
-        settings: ``hessian`` is not used here; the others as for `kinetic_half_step`.
+        settings: ``hessian`` is not used here.
+        at: see `RuleArguments`.
 
     Returns:
         The new (parameter, momentum). With a last layer of zeros it is `sghmc_rule`.
     """
-    mean, half, force, direction = kinetic_half_step(
-        parameter,
-        gradient,
-        noise,
-        momentum,
-        phi=phi,
-        segments=segments,
-        lr=lr,
-        num_data=num_data,
-        temperature=temperature,
-        prior_precision=prior_precision,
-        momentum_decay=momentum_decay,
-        settings=settings,
-    )
+    mean, half, force, direction = kinetic_half_step(parameter, gradient, noise, momentum, settings=settings, **at)
     if hessian_product is not None:
         force = force + hessian_product(direction)
-    return kinetic_finish(parameter, mean, half, force, lr=lr, num_data=num_data)
+    return kinetic_finish(parameter, mean, half, force, lr=at["lr"], num_data=at["num_data"])
 
 
 class KineticL2E(LearnedSampler):

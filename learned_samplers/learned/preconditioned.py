@@ -44,7 +44,6 @@ class PreconditionedSettings(LearnedSettings):
     attenuated: ClassVar[bool] = False
     normalise_output: ClassVar[bool] = False
     total_steps: ClassVar[int | None] = None
-    correction: str = choice("none", "none", "network", in_card=False)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -68,49 +67,24 @@ def l2e_precond_rule(
     With ε = √(lr/N), momentum decay a, (q, d) = network(features(θ, r)), Q = exp(s_q·q) held to [1/c_q, c_q] and
     D = exp(s_d·d) held to [1/c_d, min(c_d, 1/a)] (so that a·D ≤ 1):
 
-        r ← (1 − aD)·r − εQ·(N·g + λθ) + √(2aDT)·ξ  [+ εT·∂Q/∂θ + aT·∂D/∂r]
-        θ ← θ + εQ(θ, r_new)·r_new  [− εT·∂Q/∂r]
+        r ← (1 − aD)·r − εQ·(N·g + λθ) + √(2aDT)·ξ
+        θ ← θ + εQ(θ, r_new)·r_new
 
-    The terms in brackets are Γ of the complete recipe (Ma, Chen and Fox, 2015), Γ_θ = −∂Q/∂r, Γ_r = ∂Q/∂θ + ∂D/∂r,
-    without which a state-dependent Q or D moves the law. ``correction="network"`` adds them coordinate by coordinate
-    through the network's inputs θ and r, with the gradient, its averages and the scales of the tensors held fixed: that
-    is all of Γ only where the network looks at θ and r alone. ``"none"``, the ablation of the paper, leaves them out.
-
-    Arguments and returns are those of `learned_samplers.learned.l2e.l2e_rule`; with a last layer of
-    zeros it is `sghmc_rule` to rounding.
+    Arguments and returns are those of `learned_samplers.learned.l2e.l2e_rule`; with a last layer of zeros it is
+    `sghmc_rule` to rounding.
     """
     lr, num_data, temperature, decay = (at[name] for name in ("lr", "num_data", "temperature", "momentum_decay"))
     step_size, prior = scalar_sqrt(lr / num_data), at["prior_precision"]
-    # Derivatives of the network are torch's.
-    in_place = in_place and settings.correction == "none"
     run = dict(lr=lr, num_data=num_data, step=step, settings=settings, in_place=in_place)
     network, kept = network_at(at["phi"], parameter, gradient, averages, at["segments"], **run)
-    corrected = settings.correction == "network" and noise is not None
-
-    def derivatives(r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """∂Q/∂θ, ∂Q/∂r and ∂D/∂r of each coordinate, at the scales of the last call."""
-
-        def both(*at: Tensor) -> tuple[Tensor, Tensor]:
-            q, d = network.held(*at)
-            return _curl(q, settings), _friction(d, settings, decay)
-
-        (curl, friction), pull = torch.func.vjp(both, parameter, r)[:2]
-        ones, zeros = torch.ones_like(curl), torch.zeros_like(friction)
-        return (*pull((ones, zeros)), pull((zeros, ones))[1])
-
     q, d = network(momentum)
-    curl, friction = _curl(q, settings), _friction(d, settings, decay)
-    moved = momentum - decay * friction * momentum - step_size * curl * (gradient * num_data + parameter * prior)
+    friction = _friction(d, settings, decay)
+    moved = momentum - decay * friction * momentum
+    moved = moved - step_size * _curl(q, settings) * (gradient * num_data + parameter * prior)
     if noise is not None:
         moved = moved + torch.sqrt(friction * (2 * decay * temperature)) * noise
-    if corrected:
-        by_theta, _, by_momentum = derivatives(momentum)
-        moved = moved + temperature * (step_size * by_theta + decay * by_momentum)
     (q,) = network(moved, (0,))
-    new = FUNCTIONAL.add(parameter, _curl(q, settings) * moved, step_size)
-    if corrected:
-        new = FUNCTIONAL.add(new, derivatives(moved)[1], -step_size * temperature)
-    return new, moved, *kept
+    return FUNCTIONAL.add(parameter, _curl(q, settings) * moved, step_size), moved, *kept
 
 
 def _curl(q: Tensor, settings: PreconditionedSettings) -> Tensor:
@@ -133,16 +107,14 @@ class PrecondL2E(AveragingSampler):
     With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, ξ ~ N(0, I), (q, d) = network(features(θ, r, g, m)), and
     Q = exp(s_q·q), D = exp(s_d·d) coordinate by coordinate:
 
-        r ← (1 − aD)·r − εQ·∇Ũ + √(2aDT)·ξ  [+ εT·∂Q/∂θ + aT·∂D/∂r]
-        θ ← θ + εQ(θ, r_new)·r_new  [− εT·∂Q/∂r]
+        r ← (1 − aD)·r − εQ·∇Ũ + √(2aDT)·ξ
+        θ ← θ + εQ(θ, r_new)·r_new
 
     A preconditioner only scales the step and the noise, which is what the paper holds against it. The untrained sampler
     (last layer zero) is `SGHMC` to rounding. The paper gives no formula for its D_f and Q_f; the exponentials are ours.
 
-    Invariant law: the terms in brackets keep the posterior; without them (``correction="none"``, the ablation as it is
-    usually run) it moves. With ``correction="network"`` they are those of the network's inputs θ and r alone (see
-    `l2e_precond_rule`), at three to four times the cost of a step without
-    them; the path through the gradient is left out, hence the badge.
+    Invariant law: none. A Q or D that changes with the state moves the law unless the terms Γ of the complete recipe
+    (Ma, Chen and Fox, 2015) are added, which the ablation leaves out.
 
     Args:
         params, lr, num_data, temperature, prior_precision, momentum_decay: as for `L2E`.
@@ -182,9 +154,3 @@ class PrecondL2E(AveragingSampler):
             "one. Meta-train some (tools/meta_train.py --sampler PrecondL2E) and give network=, or give lr and begin "
             "with the untrained network"
         )
-
-    @property
-    def not_sharded(self) -> str:  # type: ignore[override]
-        if self.settings.correction == "network":
-            return "its correction differentiates the network along whole tensors"
-        return super().not_sharded

@@ -227,7 +227,7 @@ model = sharded()
 alone = lambda: SGLD(model.named_parameters(), 0.1, 100, distributed="independent")
 assert "belong to one chain" in refused(ValueError, alone)
 reasons = {"HMC": "trajectories", "MCLMC": "one length", "SGNHT": "whole tensor", "IVON": "that it draws"}
-reasons |= {"KineticL2E": "beside", "MetaSGMCMC": "energy", "PSGLD-probe": "probe", "PrecondL2E": "correction"}
+reasons |= {"KineticL2E": "beside", "MetaSGMCMC": "energy", "PSGLD-probe": "probe"}
 for name, reason in reasons.items():
     message = refused(TypeError, lambda: SAMPLERS[name](model.named_parameters()))
     assert reason in message and "'0.weight'" in message and "\\n" not in message, message
