@@ -290,6 +290,7 @@ def rows(device: str, data: Path | None, seconds: float) -> dict[str, dict[str, 
         if left < COMPILING:
             break
         method = (METHODS | DERIVED)[name]
+        torch.compiler.reset()  # torch compiles the same lines a few times only
         batches = torch.arange(len(known["train_images"]), device=device).split(cifar32.BATCH)[:-1]
 
         def network(steps: int, method: Any = method) -> Any:
