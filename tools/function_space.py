@@ -1,11 +1,12 @@
-"""f-SVGD beside SVGD, deep ensembles and Monte Carlo: the experiments of function-space particle optimisation.
+"""f-SVGD beside SVGD, ensembles, the bootstrap and Monte Carlo: the experiments of its paper.
 
     python tools/function_space.py uci                     # nine regression sets; see docs/function_space.md for times
     python tools/function_space.py uci --preset paper
     python tools/function_space.py mnist                   # classification error
     python tools/function_space.py sine                    # a one-dimensional posterior beside HMC
+    python tools/function_space.py bandits                 # Thompson sampling; 5,000 rounds: a quarter of an hour
 
-Each writes table.md and results.json (sine also figure.png) under --out. Runs are kept there: after an
+Each writes table.md and results.json (sine and bandits also figure.png) under --out. Runs are kept there: after an
 interruption the same command continues.
 """
 
@@ -14,13 +15,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from experiments.bandits.experiment import BanditOptions
+from experiments.bandits.report import bandits
 from experiments.function_space.images import MNIST, mnist
 from experiments.function_space.sine import Sine, sine
 from experiments.function_space.uci_runs import UCI, uci
 from experiments.harness.options import Action, parse_command
 from experiments.harness.output import command_line, explained
 
-COMMANDS: dict[str, tuple[type, Action]] = {"uci": (UCI, uci), "mnist": (MNIST, mnist), "sine": (Sine, sine)}
+COMMANDS: dict[str, tuple[type, Action]] = {
+    "uci": (UCI, uci),
+    "mnist": (MNIST, mnist),
+    "sine": (Sine, sine),
+    "bandits": (BanditOptions, bandits),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -20,7 +20,7 @@ from meta_tasks.datasets.cifar_c import CORRUPTIONS, find_corrupted, load_corrup
 from meta_tasks.datasets.corruptions import corrupt
 from meta_tasks.datasets.files import data_root
 from meta_tasks.datasets.images import ImageData, MultiTaskData, keep_labels, match, scaled
-from meta_tasks.datasets.loading import check_name, fingerprint_of, load, names, out_of_distribution, shape_of
+from meta_tasks.datasets.loading import check_name, fingerprint_of, load, names, out_of_distribution
 from meta_tasks.datasets.overlaid import load_overlaid
 from meta_tasks.datasets.texts import TokenData, load_text, mask_of, pad, text_names
 
@@ -47,6 +47,5 @@ __all__ = [
     "out_of_distribution",
     "pad",
     "scaled",
-    "shape_of",
     "text_names",
 ]

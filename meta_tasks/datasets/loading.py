@@ -11,13 +11,13 @@ from learned_samplers.base.validation import integer
 from meta_tasks.datasets.files import data_root
 from meta_tasks.datasets.images import Examples, ImageData, RawSplits, held_out, limited, scale_images
 from meta_tasks.datasets.npz import medmnist_flags, medmnist_info, read_medmnist, read_splits
-from meta_tasks.datasets.overlaid import CANVAS, read_cluttered
+from meta_tasks.datasets.overlaid import read_cluttered
 from meta_tasks.datasets.sklearn_sets import read_digits, read_photos
 from meta_tasks.datasets.tiny_imagenet import read_tiny_imagenet
 from meta_tasks.datasets.torchvision_sets import IDX_CLASSES, read_cifar, read_idx_family, read_notmnist, read_svhn
 from meta_tasks.fingerprints import fingerprint
 
-__all__ = ["READERS", "Request", "check_name", "fingerprint_of", "load", "names", "out_of_distribution", "shape_of"]
+__all__ = ["READERS", "Request", "check_name", "fingerprint_of", "load", "names", "out_of_distribution"]
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,6 @@ READERS: dict[str, Reader] = {
     "photos": lambda request: read_photos(request.size, request.grayscale),
 }
 
-_SHAPES = {
-    "digits": ((1, 8, 8), 10),
-    **dict.fromkeys((*IDX_CLASSES, "notmnist"), ((1, 28, 28), 10)),
-    "cluttered_fashion": ((1, CANVAS, CANVAS), 10),
-    "cifar10": ((3, 32, 32), 10),
-    "cifar100": ((3, 32, 32), 100),
-    "svhn": ((3, 32, 32), 10),
-    "tiny_imagenet": ((3, 64, 64), 200),
-}
 _OUT_OF_DISTRIBUTION = {"mnist": "fashion_mnist", "fashion_mnist": "mnist"}
 
 
@@ -75,21 +66,6 @@ def check_name(name: str, argument: str = "name") -> None:
         raise TypeError(f"{argument} must be a string, got {name!r}")
     if name not in READERS and not name.startswith("npz:") and name not in medmnist_info():
         raise ValueError(f"{argument}={name!r} is unknown; choose one of {', '.join(names())}")
-
-
-def shape_of(name: str) -> tuple[tuple[int, int, int], int]:
-    """(C, H, W) and the number of classes of a data set, known without its files.
-
-    Raises:
-        ValueError: an unknown name, or ``npz:FILE``.
-    """
-    check_name(name)
-    if name in _SHAPES:
-        return _SHAPES[name]
-    if name not in medmnist_flags():
-        raise ValueError(f"the shape of {name!r} is not known without its files")
-    info = medmnist_info()[name]
-    return (info["n_channels"], 28, 28), len(info["label"])
 
 
 def out_of_distribution(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,7 +11,6 @@ import torch
 from learned_samplers.base import validation
 from meta_tasks import datasets
 from meta_tasks.datasets import ImageData
-from meta_tasks.fingerprints import data_fingerprint
 from meta_tasks.random_streams import choose, generator, log_uniform
 from meta_tasks.tasks.task import ImageTask, Task, TaskConfig
 
@@ -154,37 +152,14 @@ class ImageTaskFamily:
         seed = torch.randint(2**62, (), generator=generator(*keys, "task data")).item()
         return ImageTask(config, self._data(config.dataset, config.size), int(seed), self.device)
 
-    def stand_in(self, images: int) -> None:
-        """Have random images in the place of all data sets, in their shapes: so many for training, 2,000 held out.
-
-        A step costs the same, and no file is needed.
-
-        Raises:
-            ValueError: the shape of a data set is not known without its files.
-        """
-        for name, size in itertools.product(dict.fromkeys(self.dataset_names), dict.fromkeys(self.sizes)):
-            (channels, height, width), classes = datasets.shape_of(name)
-            channels = 1 if self.grayscale else channels
-            height, width = (height, width) if size is None else (size, size)
-            x, y = torch.rand(max(images, 2000), channels, height, width), torch.arange(max(images, 2000)) % classes
-            parts = (x[:images], y[:images], *(x[:2000], y[:2000]) * 2)
-            self._loaded[name, size] = ImageData(f"stand-in for {name}", classes, *parts).to(self.device)
-
     def specification(self) -> dict[str, Any]:
         hidden = {"_loaded", "root", "device"}  # where the data lies and what runs it change nothing
         return {key: _plain(getattr(self, key)) for key in self.__dataclass_fields__ if key not in hidden}
 
     def data_fingerprints(self) -> dict[str, str]:
-        """Of what the files of each data set hold, by its name; of what `stand_in` made, where it did."""
-        size, found = self.sizes[0], {}
-        for name in dict.fromkeys(self.dataset_names):
-            known = self._loaded.get((name, size))
-            found[name] = (
-                datasets.fingerprint_of(name, self.root, size=size, grayscale=self.grayscale)
-                if known is None or known.name == name
-                else data_fingerprint(known)
-            )
-        return found
+        """Of what the files of each data set hold, by its name."""
+        own: Any = {"size": self.sizes[0], "grayscale": self.grayscale}
+        return {name: datasets.fingerprint_of(name, self.root, **own) for name in dict.fromkeys(self.dataset_names)}
 
     def _data(self, dataset: str, size: int | None) -> ImageData:
         key = (dataset, size)

@@ -86,7 +86,6 @@ DATASETS = [
     (ValueError, "name='digit'", lambda: datasets.out_of_distribution("digit")),
     (ValueError, "name='chestmnist'", lambda: load("chestmnist")),
     (ValueError, "name='organmnist3d'", lambda: load("organmnist3d")),
-    (ValueError, "npz:a", lambda: datasets.shape_of("npz:a")),
     (FileNotFoundError, "absent.npz", lambda: load("npz:/absent.npz")),
     (ValueError, "like", lambda: match(SMALL_COLOUR, (2, 8, 8))),
     (ValueError, "classes", lambda: datasets.keep_labels(SMALL_COLOUR, (1, 3))),

@@ -12,7 +12,6 @@ import function_space
 import pytest
 import toy
 import tyro
-from experiments.bandits import experiment as bandits
 from experiments.compare.options import parse_compare
 from experiments.harness.options import parse_command
 from experiments.meta_training import options as meta_training
@@ -35,7 +34,6 @@ def check_meta_train(arguments: list[str]) -> Estimator:
 PARSERS = {
     "compare": parse_compare,
     "multi_task": multi_task.parse,
-    "bandits": bandits.parse,
     "function_space": lambda arguments: parse_command(function_space.COMMANDS, arguments, None),
     "toy": lambda arguments: parse_command(toy.COMMANDS, arguments, None),
     "sample": lambda arguments: tyro.cli(SampleOptions, args=arguments),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from experiments.bandits import experiment
+from experiments.bandits.posteriors import METHODS as BANDIT_METHODS
 from experiments.function_space import uci_runs
 from experiments.function_space.images import METHODS as IMAGE_METHODS
 from experiments.function_space.sine import METHODS as SINE_METHODS
@@ -76,3 +78,21 @@ def test_sine(tmp_path, capsys):
     assert content["SVGD"][0]["acceptance_rate"] is None
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     assert "seed 1, FSVGDFitted" in capsys.readouterr().out
+
+
+def test_bandits(tmp_path, capsys, monkeypatch):
+    arguments = ["bandits", "--contexts", "60", "--members", "3", "--hidden", "8", "--steps", "3", "--seeds", "2"]
+    arguments += ["--problem", "wheel_0.5", "wheel_0.9", "--out", str(tmp_path)]
+    main(arguments)
+    content = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert {name: set(methods) for name, methods in content.items()} == {
+        problem: set(BANDIT_METHODS) for problem in ("wheel_0.5", "wheel_0.9")
+    }
+    run = content["wheel_0.9"]["FSVGD"][1]
+    assert run["rounds"][-1] == sum(run["arms"]) == 60
+    assert "| wheel, δ = 0.5" in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    # All of it is on disk now.
+    monkeypatch.setattr(experiment, "play", None)
+    main(arguments)
+    assert json.loads((tmp_path / "results.json").read_text())["runs"] == content

@@ -97,13 +97,3 @@ def test_the_command_on_two_data_sets(root, tmp_path, capsys):
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()}
     multi_task.main(arguments)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()} == stamps
-
-
-def test_presets():
-    cpu, paper = (comparison.parse(["--preset", name]) for name in ("cpu", "paper"))
-    assert cpu.settings.train < 20_000
-    assert (paper.settings.epochs, paper.settings.batch_size, paper.rates) == (100, 256, (1e-3,))
-    assert paper.settings.train is None
-    assert len(paper.method) == 7
-    changed = comparison.parse(["--preset", "cpu", "--epochs", "9"])
-    assert (changed.settings.epochs, changed.settings.train) == (9, cpu.settings.train)

@@ -57,7 +57,7 @@ OPTIONS = [
     (Bias, {"coordinates": 0}, "coordinates"),
     (Posterior, {"steps": 210}, "steps"),
     (BanditOptions, {"seeds": 0}, "seeds"),
-    (BanditOptions, {"method": ("Uniform", "Uniform")}, "method"),
+    (BanditOptions, {"method": ("FSVGD", "FSVGD")}, "method"),
     (Budget, {"contexts": 0}, "contexts"),
     (Budget, {"sghmc_lr": -1.0}, "sghmc_lr"),
     (Budget, {"fsvgd_lr": float("inf")}, "fsvgd_lr"),

@@ -83,15 +83,6 @@ def test_with_hmc_the_others_are_compared_with_it(tmp_path, capsys):
     assert two["SGD"]["total variation"] == spread(far, 4)
 
 
-def test_sample_with_augmentation_is_another_run_and_can_be_repeated(tmp_path):
-    nlls = []
-    for number, more in enumerate(([], ["--augment"], ["--augment"])):
-        out = tmp_path / str(number)
-        sample.main([*TINY, *more, "--sampler", "SGHMC", "--seeds", "1", "--out", str(out)])
-        nlls.append(results_of(out)["methods"]["SGHMC"]["mean"]["nll"])
-    assert nlls[1] == nlls[2] != nlls[0]
-
-
 def test_a_diverged_seed_is_counted_and_left_out_of_the_mean(tmp_path):
     good = Result("SGD", 0.1, 0, {}, scores={"accuracy": 0.5, "nll": 1.0, "ece": 0.1, "brier": 0.2})
     row = report.rows({"SGD": [good, Result("SGD", 0.1, 1, {}, diverged="so")]}, tmp_path)[0]

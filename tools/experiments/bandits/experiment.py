@@ -1,9 +1,9 @@
-"""The options and the runs of `bandits.py`: Thompson sampling by every method on every problem."""
+"""Options and runs: Thompson sampling by every method on every problem."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from experiments.bandits.posteriors import INITIAL_PULLS, METHODS, Budget, History, Posterior
 from experiments.bandits.problems import Bandit, mushroom, read_mushrooms, wheel
-from experiments.harness import options as common
 from experiments.harness.methods import one_of
 from experiments.harness.options import DataOptions, RunOptions, each_once
 from experiments.harness.run_store import RunStore, fingerprint
@@ -27,7 +26,6 @@ WHEELS = {f"wheel_{delta}": delta for delta in (0.5, 0.7, 0.9, 0.95, 0.99)}
 #: For each kind of problem by what rewards are divided before the network sees them, and the standard deviation of the
 #: noise that the likelihood assumes, in units of the reward. The wheel's own, .01, is too small to learn from.
 SCALES = {"mushroom": (10.0, 1.0), "wheel": (50.0, 5.0)}
-PRESETS = {"cpu": Budget(), "paper": Budget(contexts=40_000, members=20, hidden=(100, 100))}
 
 
 @dataclass(frozen=True)
@@ -38,28 +36,18 @@ class BanditOptions(DataOptions, RunOptions):
         ValueError: an argument out of range, by name and value.
     """
 
-    # A preset of all budget options; options given beside it override its values.
-    preset: Annotated[str, one_of(PRESETS)] = "cpu"
     # Problems to play.
     problem: tuple[Annotated[str, one_of(("mushroom", *WHEELS))], ...] = ("mushroom", *WHEELS)
     # Posteriors for Thompson sampling, in any letter case.
     method: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(METHODS)
     # Rounds, networks and training.
     budget: Annotated[Budget, tyro.conf.OmitArgPrefixes] = field(default_factory=Budget)
+    # Folder of the runs, the table, the results and the figure.
+    out: Path = Path("runs/bandits")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         each_once(self, "problem", "method")
-
-    def folder(self) -> Path:
-        """Where the results go."""
-        return self.out or Path("runs") / f"bandits_{self.preset}"
-
-
-def parse(arguments: Sequence[str] | None, description: str | None = None) -> BanditOptions:
-    """The options; those of the preset are the defaults of the others."""
-    presets = {name: BanditOptions(preset=name, budget=budget) for name, budget in PRESETS.items()}
-    return common.parse(arguments, BanditOptions(), presets, description)
 
 
 def play(
@@ -94,7 +82,7 @@ class Runs:
 
     def __init__(self, options: BanditOptions):
         self.options = options
-        self.stores = {problem: RunStore(options.folder(), fresh=options.fresh) for problem in options.problem}
+        self.stores = {problem: RunStore(options.out, fresh=options.fresh) for problem in options.problem}
         self.mushrooms: tuple[Tensor, Tensor] | None = None
         if "mushroom" in options.problem:
             self.mushrooms = read_mushrooms(options.data)

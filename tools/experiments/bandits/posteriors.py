@@ -119,16 +119,6 @@ class Posterior:
         raise NotImplementedError
 
 
-class Uniform(Posterior):
-    """No posterior: any arm."""
-
-    def choose(self, contexts: Tensor) -> Tensor:
-        return torch.randint(self.sizes[-1], (len(contexts),), generator=self.generator)
-
-    def update(self, history: History) -> None:
-        pass
-
-
 class FunctionSpace(Posterior):
     """f-SVGD, with Adam; the prior on functions is fitted to draws of the weights' prior."""
 
@@ -192,5 +182,4 @@ METHODS: dict[str, Method] = by_name(
     Method("FSVGD", FunctionSpace, Budget.fsvgd_lr),
     Method("Bootstrap", Bootstrap, Budget.bootstrap_lr),
     Method("SGHMC", Chains, Budget.sghmc_lr),
-    Method("Uniform", Uniform, 0.0),
 )

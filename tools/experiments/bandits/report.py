@@ -1,4 +1,4 @@
-"""The results of `bandits.py`: a table, a figure, one JSON file."""
+"""The command `bandits`: a table, a figure, one JSON file."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 
 import torch
 
-from experiments.bandits.experiment import SCALES, WHEELS, BanditOptions
+from experiments.bandits.experiment import SCALES, WHEELS, BanditOptions, Runs
 from experiments.bandits.posteriors import METHODS
 from experiments.harness.figures import grid_lines, new_figure
 from experiments.harness.output import counted, write_outputs
 from experiments.harness.tables import markdown, spread
 
-Runs = dict[str, dict[str, list[dict[str, Any]]]]  # problem → method → its runs, one a seed
+Played = dict[str, dict[str, list[dict[str, Any]]]]  # problem → method → its runs, one a seed
 
 
 def title(problem: str) -> str:
     return f"wheel, δ = {WHEELS[problem]}" if problem in WHEELS else problem
 
 
-def figure(path: Path, runs: Runs) -> None:
+def figure(path: Path, runs: Played) -> None:
     """A panel a problem: relative regret against rounds, the mean over seeds and its standard deviation."""
     columns = min(3, len(runs))
     rows = -(-len(runs) // columns)
     fig = new_figure(3.6 * columns + 0.3, 2.9 * rows + 0.5)
     axes = fig.subplots(rows, columns, squeeze=False).flatten()
-    colours = dict(zip(METHODS, ("#D55E00", "#0072B2", "#009E73", "0.5"), strict=True))
+    colours = dict(zip(METHODS, ("#D55E00", "#0072B2", "#009E73"), strict=True))
     for ax, (problem, methods) in zip(axes, runs.items()):
         for method, results in methods.items():
             curves = torch.tensor([r["relative_regret"] for r in results])
@@ -52,8 +52,9 @@ def figure(path: Path, runs: Runs) -> None:
     fig.savefig(path, dpi=110)
 
 
-def report(options: BanditOptions, runs: Runs, command: str) -> str:
-    """Write table (a row a problem: relative regrets after the last round), figure and numbers; the table."""
+def bandits(options: BanditOptions, command: str) -> None:
+    """Play everything, and write table (a row a problem: relative regrets after the last round), figure and numbers."""
+    runs = Runs(options).all()
     rows = [
         {"problem": title(problem)} | {m: spread([r["relative_regret"][-1] for r in each], 2) for m, each in by.items()}
         for problem, by in runs.items()
@@ -64,6 +65,6 @@ def report(options: BanditOptions, runs: Runs, command: str) -> str:
     )
     text = f"{markdown(rows)}\n\n{note}"
     settings = {"budget": asdict(options.budget), "scales": SCALES}
-    write_outputs(options.folder(), command, text, {"settings": settings, "runs": runs})
-    figure(options.folder() / "figure.png", runs)
-    return text
+    write_outputs(options.out, command, text, {"settings": settings, "runs": runs})
+    figure(options.out / "figure.png", runs)
+    print(f"\n{text}\nwritten to {options.out}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
+
+from learned_samplers.base import validation
 
 Options = TypeVar("Options")
 #: Flags are shown without their negation.
@@ -65,47 +66,36 @@ class DeviceOptions:
     device: str = "auto"
 
 
+def _check(rule: Callable[..., None], options: Any, names: Sequence[str], **how: Any) -> None:
+    """Raise what ``rule`` raises of the first of these attributes; None is left alone."""
+    for name in names:
+        if (value := getattr(options, name)) is not None:
+            rule(name, value, **how)
+
+
 def at_least_one(options: Any, *names: str) -> None:
     """Raise ValueError for the first of these attributes that is below 1; None is left alone."""
-    at_least(1, options, *names)
+    _check(validation.integer, options, names)
 
 
 def at_least(least: int, options: Any, *names: str) -> None:
     """Raise ValueError for the first of these attributes that is below ``least``; None is left alone."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
+    _check(validation.integer, options, names, least=least)
 
 
 def positive(options: Any, *names: str) -> None:
     """Raise ValueError for the first of these attributes that is not above 0, or not finite; None is left alone."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be positive, got {value}")
-        _finite(name, value)
+    _check(validation.positive, options, names)
 
 
 def not_negative(options: Any, *names: str) -> None:
     """Raise ValueError for the first of these attributes that is below 0, or not finite; None is left alone."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not value >= 0:
-            raise ValueError(f"{name} must not be negative, got {value}")
-        _finite(name, value)
-
-
-def _finite(name: str, value: float | None) -> None:
-    if value is not None and not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value}")
+    _check(validation.non_negative, options, names)
 
 
 def share_below_one(options: Any, *names: str) -> None:
     """Raise ValueError for the first of these attributes outside [0, 1)."""
-    for name in names:
-        if not 0 <= getattr(options, name) < 1:
-            raise ValueError(f"{name} must lie in [0, 1), got {getattr(options, name)}")
+    _check(validation.fraction, options, names, open_right=True)
 
 
 def each_once(options: Any, *names: str) -> None:

@@ -13,7 +13,6 @@ from experiments.bandits.posteriors import (
     Chains,
     FunctionSpace,
     History,
-    Uniform,
     forward,
     prior_draw,
 )
@@ -115,4 +114,4 @@ def test_play_sees_no_reward_of_another_arm():
 
 
 def test_fewer_rounds_than_first_pulls():
-    assert play(rounds(7), Uniform, SMALL, 50.0, 5.0, 0).tolist() == [0, 1, 2, 3, 4, 0, 1]
+    assert play(rounds(7), Bootstrap, SMALL, 50.0, 5.0, 0).tolist() == [0, 1, 2, 3, 4, 0, 1]

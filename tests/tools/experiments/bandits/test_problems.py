@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
 import torch
 from experiments.bandits.problems import Bandit, mushroom, read_mushrooms, wheel
-
-from meta_tasks.datasets import data_root
 
 ROUNDS = 40_000
 
@@ -121,12 +118,3 @@ def test_bad_files(tmp_path, text, message):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"agaricus-lepiota\.data.*To get it"):
         read_mushrooms(tmp_path)
-
-
-def test_the_real_file():
-    if not (data_root() / "mushroom" / "agaricus-lepiota.data").is_file():
-        pytest.skip(f"no mushroom/agaricus-lepiota.data in {os.environ.get('LEARNED_SAMPLERS_DATA') or data_root()}")
-    x, edible = read_mushrooms()
-    assert x.shape == (8124, 117)
-    assert (x.sum(1) == 22).all()
-    assert int(edible.sum()) == 4208

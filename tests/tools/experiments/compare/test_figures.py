@@ -22,14 +22,6 @@ def drawn(scale, runs):
     return ax.lines[0].get_ydata(), [each[0] for each in edges], [each[-1] for each in edges]
 
 
-def test_a_band_on_a_linear_axis_is_one_standard_deviation():
-    """With n − 1, as in the tables: of two runs their difference over √2."""
-    line, low, high = drawn("linear", [[1.0, 1e-4], [4.0, 1.0]])
-    assert line == pytest.approx([2.5, 0.50005])
-    assert low == pytest.approx([2.5 - 3 / 2**0.5, 0.50005 - 0.9999 / 2**0.5])
-    assert high == pytest.approx([2.5 + 3 / 2**0.5, 0.50005 + 0.9999 / 2**0.5])
-
-
 def test_on_a_logarithmic_axis_means_and_bands_are_those_of_the_logarithms():
     line, low, high = drawn("log", [[1.0, 1e-4], [4.0, 1.0]])
     assert line == pytest.approx([2.0, 1e-2])

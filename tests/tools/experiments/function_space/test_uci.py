@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from experiments.function_space.uci import METHODS, Fit, Networks, Protocol, fit, prior_by_group, scores
+from experiments.function_space.uci import METHODS, Fit, Protocol, fit, prior_by_group, scores
 from experiments.function_space.uci_data import RegressionData, load, standardise, validation_folds
 from experiments.function_space.uci_runs import UCI, Comparison, Run, compare, tables
 from experiments.harness.tuning import Choice, Tuning
@@ -89,17 +89,6 @@ def test_prior_of_each_split_is_its_own():
         expected = torch.autograd.grad(alone, outputs, retain_graph=True)[0].view(groups, count, n)
         torch.testing.assert_close(score[g], expected[g])
         assert not expected[g - 1].any()
-
-
-def test_losses_belong_to_their_networks():
-    networks = Networks(linear_data(), 3, 5)
-    index = torch.arange(10)
-    x, y = networks.data.train_x[index], networks.data.train_y[index]
-    losses = networks.energies(x, y)
-    outputs = networks.outputs(x)
-    for p in range(6):
-        expected = -Normal(outputs[p], 0.5).log_prob(y[:, p // 3]).mean()
-        torch.testing.assert_close(losses[p], expected)
 
 
 def test_table_text():

@@ -54,7 +54,7 @@ def test_a_method_stands_under_its_own_name_which_no_other_has_in_any_case(metho
 def test_samplers_have_the_names_of_their_classes():
     """Of those that are neither optimizers and ensembles nor a sampler in another form."""
     others = {"CyclicalL2E", "AdaptedWhitenedSGHMC", "AdaptedL2E", "CyclicalAdaptedL2E", "L2EPaper"}
-    others |= {"SingleTask", "MTSGDCode", "PlainEnsemble", "Bootstrap", "Uniform"}
+    others |= {"SingleTask", "MTSGDCode", "PlainEnsemble", "Bootstrap"}
     for name, method in RUN_METHODS.items():
         if method.averaging != "samples" and name not in ("SWAG", "IVON"):
             others.add(name)

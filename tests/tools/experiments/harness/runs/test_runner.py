@@ -131,33 +131,6 @@ def test_a_run_whose_last_weights_are_not_finite_has_diverged(tmp_path, tiny, mo
     assert result.validation_nll is None
 
 
-RANDOM_FEATURES = """
-import torch
-from torch import nn
-
-class Features(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("directions", torch.randn(64, 20))
-        self.layer = nn.Linear(20, 10)
-
-    def forward(self, x):
-        return self.layer((x.flatten(1) @ self.directions).cos())
-"""
-
-
-def test_between_members_with_buffers_of_their_own_nothing_is_measured(tmp_path, tiny):
-    """Random features of each member's own: no values of them fit weights between two."""
-    (tmp_path / "own.py").write_text(RANDOM_FEATURES)
-    settings = replace(tiny.settings, model=f"{tmp_path / 'own.py'}:Features", channels=None, depth=None)
-    runs = tiny.at(tmp_path / "runs")
-    result = runs.run(settings, "DeepEnsemble", 0.01, 0, test=True)
-    runs.measure(result, settings, lines=True, convergence=True)
-    assert result.modes is result.converged is None
-    assert result.scores
-    assert result.num_samples == 3
-
-
 def test_all_methods_see_the_same_minibatches_from_the_same_weights(tmp_path, tiny, monkeypatch):
     """Whatever numbers a method draws meanwhile."""
     seen = {}
