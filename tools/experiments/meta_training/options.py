@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from experiments.harness.options import at_least_one
+from experiments.harness.methods import one_of
+from experiments.harness.options import FLAGS, at_least_one
 from learned_samplers.base import validation
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.sampler import REGISTRY
@@ -140,7 +141,7 @@ class TaskOptions:
 
     # Task family: paper for GPUs, cpu for small images, residual for more kinds of networks at these, direction for the
     # direction of a step alone (hard images, many of them), digits for a first try without files.
-    family: Literal[(*FAMILIES, "gaussians")] = "digits"  # type: ignore[valid-type]
+    family: Annotated[str, one_of((*FAMILIES, "gaussians"))] = "digits"
     # Data sets of an image family, equally likely (a name may be given twice); by default the family's own.
     datasets: tuple[str, ...] | None = None
     # Sides of an image family's images in pixels, equally likely; by default the family's own.
@@ -263,18 +264,18 @@ class Options:
     # Folder of the run; continued if it has checkpoints.
     folder: Path
     # Sampler to meta-train.
-    sampler: Literal[tuple(LEARNED_RULES)] = "L2E"  # type: ignore[valid-type]
+    sampler: Annotated[str, one_of(LEARNED_RULES)] = "L2E"
     # L2E only: learn nothing but a direction, linear in the features, and a gate.
     linear: bool = False
     # Gradient estimator: antithetic ES over whole inner loops, noise-reuse ES over windows of them, or (for MetaSGMCMC)
     # truncated back-propagation.
     method: Literal["es", "nres", "tbptt"] = "es"
-    # Its network, see `rule_options`.
-    rule: Any = field(default_factory=StartOptions)
-    # Its settings, see `setting_options`.
-    scales: Any = None
-    # How the meta-gradient is estimated, see `METHODS`.
-    gradient: Any = field(default_factory=EvolutionOptions)
+    # The network of the sampler, and where it starts.
+    rule: Annotated[Any, tyro.conf.OmitArgPrefixes] = field(default_factory=StartOptions)
+    # The settings of the sampler; None is its own default.
+    scales: Annotated[Any, tyro.conf.OmitArgPrefixes] = None
+    # How the meta-gradient is estimated.
+    gradient: Annotated[Any, tyro.conf.OmitArgPrefixes] = field(default_factory=EvolutionOptions)
     # What it is trained on.
     tasks: Annotated[TaskOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=TaskOptions)
     # The outer loop.
@@ -321,16 +322,11 @@ def parse(arguments: Sequence[str] | None, description: str | None = None) -> Op
     first.add_argument("--method", default="es")
     named = first.parse_known_args(arguments)[0]
     sampler = named.sampler if named.sampler in LEARNED_RULES else "L2E"  # which tyro will say
-    groups = {
-        "rule": rule_options(sampler, named.linear),
-        "scales": setting_options(sampler),
-        "gradient": METHODS.get(named.method, EvolutionOptions),
-    }
-    made: list[Any] = []
-    for name, kind in groups.items():
-        default: dict[str, Any] = {} if kind is LinearOptions else {"default_factory": kind}
-        made.append((name, Annotated[kind, tyro.conf.OmitArgPrefixes], field(kw_only=True, **default)))
-    whole = make_dataclass("MetaTrain", made, bases=(Options,), frozen=True, kw_only=True)
-    whole.__doc__ = Options.__doc__
-    parsed: Options = tyro.cli(whole, args=arguments, description=description)
-    return parsed
+    rule: Any = rule_options(sampler, named.linear)
+    default = Options(
+        folder=tyro.MISSING,
+        rule=rule(tyro.MISSING) if rule is LinearOptions else rule(),
+        scales=setting_options(sampler)(),
+        gradient=METHODS.get(named.method, EvolutionOptions)(),
+    )
+    return tyro.cli(Options, args=arguments, default=default, description=description, config=(FLAGS,))
