@@ -122,7 +122,7 @@ class FolderStore:
             self.fixed = {}
             if (self.folder / FIXED).is_file():
                 self.fixed, metadata = read_tensors(self.folder / FIXED, self.device)
-                self.frozen = metadata["frozen"]
+                self.frozen = metadata.get("frozen", {})
 
     def _read_index(self, path: Path, data: bytes) -> None:
         whole, torn = data[: data.rfind(b"\n") + 1], data[data.rfind(b"\n") + 1 :]

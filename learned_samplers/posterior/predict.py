@@ -121,7 +121,8 @@ class Predictive:
                 dictionary of them for one with named arguments; or a DataLoader that does not shuffle, of inputs or
                 of (input, target) pairs.
             batch_size: examples run at once; a loader has its own. The memory is that of the answer and of one batch
-                times ``sample_chunk`` samples.
+                times ``sample_chunk`` samples. A loader's batches are read one after the other, or, with more samples
+                than ``sample_chunk``, as many at once as 32 MB hold, for each of which the samples are read again.
             sample_chunk: samples stacked and run at once.
             num_samples: average over so many evenly spaced samples, the last one among them; None for all.
             cumulative: return the averages over the first 1, 2, …, K samples instead of the last one alone.
