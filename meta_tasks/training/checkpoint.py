@@ -14,7 +14,7 @@ import torch
 from learned_samplers.base import validation
 from learned_samplers.base.files import FolderLock, sealed, unsealed, write_atomically
 
-__all__ = ["Checkpoints", "check_same", "differences"]
+__all__ = ["Checkpoints", "check_same"]
 
 _PATTERN = re.compile(r"checkpoint-(\d{8})\.pt")
 _FORMAT = "learned-samplers meta-training"
@@ -120,17 +120,11 @@ def check_same(saved: Any, own: Any, folder: str) -> None:
     Raises:
         ValueError: it differs; says where, and what the values are.
     """
-    found = differences(saved, own)
-    if found:
+    if found := "; ".join(_differences("", saved, own)):
         raise ValueError(
             f"the checkpoints in {folder} are of another run: {found}. "
             "Choose another folder, or the settings they were made with"
         )
-
-
-def differences(saved: Any, own: Any) -> str:
-    """Where two specifications differ and what they have there, in words; nothing if they do not."""
-    return "; ".join(_differences("", saved, own))
 
 
 def _differences(path: str, saved: Any, own: Any) -> Iterator[str]:

@@ -18,7 +18,6 @@ from meta_tasks.rules.base import SamplerRule, steps_for
 from meta_tasks.rules.classical import CyclicalRule, PSGLDRule, SGHMCRule
 from meta_tasks.tasks.family import ImageTaskFamily
 from meta_tasks.tasks.task import TaskConfig
-from meta_tasks.training.checkpoint import differences
 
 __all__ = ["EarlyStopping", "HeldOutEvaluation", "Score"]
 
@@ -116,14 +115,12 @@ class HeldOutEvaluation:
 
         Args:
             scores: plain values, kept in checkpoints: "specification", "baselines" (scored here if there are none),
-                "sampler" (a list, by "iteration"). Where they are of other held-out tasks they go as they are into the
-                list "other_tasks", and the baselines are scored anew.
+                "sampler" (a list, by "iteration").
             rule, weights: the sampler.
             iteration: of the meta-training.
         """
         from tqdm import tqdm
 
-        self.set_aside(scores)
         if "baselines" not in scores:
             tqdm.write("scoring the hand-designed samplers on held-out tasks, once")
             scores["baselines"] = {name: asdict(each) for name, each in self.baselines().items()}
@@ -133,20 +130,6 @@ class HeldOutEvaluation:
         others = ", ".join(f"{name} {each['nll']:.4f}" for name, each in scores["baselines"].items())
         tqdm.write(f"iteration {iteration}: held-out NLL {score.nll:.4f} ({others})")
         return score
-
-    def set_aside(self, scores: dict[str, Any]) -> None:
-        """Put scores of other held-out tasks or runs, with which these cannot be compared, into "other_tasks"; says so.
-
-        Args:
-            scores: as of `record`.
-        """
-        from tqdm import tqdm
-
-        saved = scores.get("specification", {})
-        if "baselines" in scores and (other := differences(saved, self.specification())):
-            before = {key: scores.pop(key) for key in list(scores) if key != "other_tasks"}
-            scores.setdefault("other_tasks", []).append(before)
-            tqdm.write(f"the scores so far are of other held-out tasks, and the best is sought anew: {other}")
 
     def score(
         self,
@@ -247,20 +230,18 @@ class EarlyStopping:
         """Take the weights that the last of the scores is of, if its NLL is lower than that of those kept.
 
         Args:
-            scores: see `HeldOutEvaluation.record`. Where the score of the weights kept is none of them, it is of other
-                held-out tasks, and the last ones are taken whatever it was.
+            scores: see `HeldOutEvaluation.record`.
             weights: copied.
         """
         last = scores["sampler"][-1]
-        if self.score is None or self.score not in scores["sampler"] or last["nll"] < self.score["nll"]:
+        if self.score is None or last["nll"] < self.score["nll"]:
             self.score, self.weights = last, weights.detach().clone()
 
     def over(self, scores: Mapping[str, Any]) -> bool:
-        """Whether ``patience`` evaluations have passed since that of the weights kept, on the same held-out tasks."""
-        own = scores.get("sampler", [])
-        if not self.patience or self.score is None or self.score not in own:
+        """Whether ``patience`` evaluations have passed since that of the weights kept."""
+        if not self.patience or self.score is None:
             return False
-        return sum(each["iteration"] > self.score["iteration"] for each in own) >= self.patience
+        return sum(each["iteration"] > self.score["iteration"] for each in scores["sampler"]) >= self.patience
 
     def card(self) -> dict[str, Any]:
         """For the weight card, which of the iterations the weights are of; nothing with patience 0."""

@@ -107,8 +107,9 @@ class Trainer:
 
     Raises:
         RuntimeError: another run is writing to the folder; says which process on which host.
-        ValueError: the folder's checkpoints are of another sampler, family, estimator or setting, or of other data
-            (says which and how they differ), or the held-out runs are too short for their states.
+        ValueError: the folder's checkpoints are of another sampler, family, estimator or setting, or of other data,
+            held-out tasks or dtype (says which and how they differ), or the held-out runs are too short for their
+            states.
     """
 
     @default_device_cpu()
@@ -220,9 +221,6 @@ class Trainer:
 
     def _iterate(self, minutes: float | None, stopped: Callable[[], bool], bar: Any) -> str:
         started = saved = time.monotonic()
-        to_come = self.settings.evaluate_every and self.iteration < self.settings.iterations
-        if self.evaluation is not None and self.main and to_come:
-            self.evaluation.set_aside(self.scores)  # lest scores on other held-out tasks end the run
         while self.iteration < self.settings.iterations:
             now = time.monotonic()
             over = minutes is not None and now - started >= 60 * minutes
@@ -363,6 +361,8 @@ class Trainer:
         folder = "the first rank's folder" if self.checkpoints is None else str(self.checkpoints.folder)
         check_same(saved["specification"], self.specification(), folder)
         check_same({"dtype": str(saved["weights"].dtype)}, {"dtype": str(self.weights.dtype)}, folder)
+        if self.evaluation is not None and (of := saved["scores"].get("specification")) is not None:
+            check_same({"held_out": of}, {"held_out": self.evaluation.specification()}, folder)
         if self.checkpoints is not None:
             check_same({"data": saved["data"]}, {"data": self._data}, folder)
         with torch.no_grad():

@@ -65,4 +65,5 @@ def test_a_chain_that_has_failed_takes_no_gradient_from_the_others(weights):
         else:
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
         assert unroll.failed_at == [60, -1, -1, -1, -1, -1]
+        assert unroll.counts.tolist() == (~unroll.losses().isnan()).tolist() == [False, *[True] * 5]
         torch.testing.assert_close(unroll.parameter[1:], others.parameter)

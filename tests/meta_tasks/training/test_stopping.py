@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from meta_tasks.tasks import family_named
 from meta_tasks.training import Trainer, TrainerSettings
-from meta_tasks.training.evaluation import HeldOutEvaluation, Score
+from meta_tasks.training.evaluation import Score
 from tests.meta_tasks.training.test_trainer import LearnableSGD, QuadraticFamily, es
 
 
@@ -16,9 +15,6 @@ class Scripted:
         self.nlls = nlls
 
     def check(self, rule):
-        pass
-
-    def set_aside(self, scores):
         pass
 
     def record(self, scores, rule, weights, iteration):
@@ -71,45 +67,3 @@ def test_a_run_ends_when_patience_is_over_and_keeps_the_best(nlls, sessions, ite
     expected = in_sessions(nlls, (20, 0))[2]  # of a run that never stopped
     assert torch.equal(made.result, expected[iteration if best is None else best])
     assert made.stopping.card() == ({} if best is None else {"patience": patience, "best_iteration": best})
-
-
-class Given(HeldOutEvaluation):
-    """Held-out tasks whose scores are given: those of one number of tasks cannot be compared with another's."""
-
-    def __init__(self, tasks, *nlls):
-        super().__init__(family_named("digits"), 20, samples=4, tasks=tasks)
-        self.left = iter(nlls)
-
-    def check(self, rule):
-        pass
-
-    def baselines(self):
-        return {"SGHMC": Score(1.0, 0.5, 0.0)}
-
-    def score(self, *arguments, **keywords):
-        return Score(next(self.left), 0.5, 0.0)
-
-
-def scored(folder, iterations, patience, tasks, *nlls):
-    settings = TrainerSettings(iterations=iterations, evaluate_every=1, patience=patience, learning_rate=0.1)
-    given = Given(tasks, *nlls)
-    return Trainer(QuadraticFamily(), LearnableSGD(), es(), settings, folder=folder, evaluation=given)
-
-
-def test_the_best_on_other_held_out_tasks_does_not_end_a_run_nor_is_it_the_result(tmp_path, capsys):
-    first = scored(tmp_path, 9, 3, 1, 0.12, 0.1, 0.11, 0.11, 0.11)
-    assert first.run() == "no better after 3 evaluations: stopped"
-    first.close()
-    over = scored(tmp_path, 4, 3, 2)
-    assert over.run() == "finished", "there is nothing to do, and so nothing to score"
-    assert torch.equal(over.result, first.result)
-    over.close()
-    resumed = scored(tmp_path, 9, 3, 2, 0.5, 0.45, 0.4, 0.4, 0.4)  # harder tasks
-    assert resumed.run() == "finished"
-    assert resumed.iteration == 9
-    assert resumed.stopping.card() == {"patience": 3, "best_iteration": 7}
-    assert resumed.stopping.score["nll"] == 0.4
-    assert not torch.equal(resumed.result, first.result)
-    assert [score["nll"] for score in resumed.scores["other_tasks"][0]["sampler"]][1] == 0.1
-    assert "other held-out tasks, and the best is sought anew: tasks is 1 there and 2" in capsys.readouterr().out
-    resumed.close()
