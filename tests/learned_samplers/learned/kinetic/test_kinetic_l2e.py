@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers import SGHMC, check_sampler
+from learned_samplers import check_sampler
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.kinetic import (
     KineticSettings,
@@ -16,7 +16,7 @@ from learned_samplers.learned.kinetic import (
     kinetic_mean,
     l2e_kinetic_rule,
 )
-from learned_samplers.learned.network import flatten, layers_of, shapes_of, unflatten
+from learned_samplers.learned.network import layers_of
 from tests.harness import closure_for, flat, sghmc_variance, small_data, small_network
 from tests.learned_samplers.learned import cases
 from tests.learned_samplers.learned.cases import chain, phi_of
@@ -106,35 +106,7 @@ def test_the_rule_is_its_equations():
     torch.testing.assert_close(new[1], half + eps * force, rtol=1e-10, atol=1e-12)
 
 
-def test_members_do_not_see_each_other():
-    phi = layers_of(network())
-    vector = flatten(phi).detach()
-    members = unflatten(vector + 0.1 * torch.randn(3, len(vector), dtype=torch.float64), shapes_of(phi))
-    theta, r, xi = (torch.stack([x, 2 * x, -x]) for x in state())
-    g = torch.func.vmap(gradient_of)(theta)
-    hessian = 0.3
-
-    def step(theta, g, xi, r, phi):
-        settings = dict(lr=0.3, temperature=1.0, momentum_decay=0.1, **SETTINGS)
-        return l2e_kinetic_rule(theta, g, xi, r, hessian_product=lambda w: hessian * w, phi=phi, **settings)
-
-    both = step(theta, g, xi, r, members)
-    for i in range(3):
-        one = step(theta[i], g[i], xi[i], r[i], [(w[i], b[i]) for w, b in members])
-        for a, b in zip(both, one, strict=True):
-            torch.testing.assert_close(a[i], b, rtol=1e-11, atol=1e-13)
-
-
 # ------------------------------------------------------------------ the optimizer
-
-
-@pytest.mark.parametrize("hessian", ["finite_difference", "double_backward", "none"])
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.0, "prior_precision": 2.0}, {"momentum_init": "normal"}])
-def test_untrained_it_is_sghmc_bit_for_bit(hessian, options):
-    own = dict(network=None, hessian=hessian, **options)
-    ours, _ = chain(lambda p: KineticL2E(p, 0.2, 100, **own), backward=hessian != "double_backward")
-    theirs, _ = chain(lambda p: SGHMC(p, 0.2, 100, **options))
-    assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("groups", [False, True])

@@ -12,7 +12,6 @@ from torch import nn
 
 import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
 import pretrained
-from learned_samplers import SGHMC
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import FEATURE_SETS
 from learned_samplers.learned.l2e import PUBLISHED_CODE, L2ESettings, l2e_rule
@@ -23,26 +22,6 @@ from tests.learned_samplers.learned.flat_keywords import L2E, KineticL2E, Precon
 from tests.trace import passed
 
 # ------------------------------------------------------------------ untrained
-
-
-@pytest.mark.parametrize("feature_set", FEATURE_SETS)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"prior_precision": 3.0, "temperature": 0.5, "momentum_decay": 0.4},
-        {"momentum_init": "normal"},
-        {"temperature": 0.0},
-    ],
-)
-def test_untrained_it_is_sghmc_bit_for_bit(feature_set, options):
-    ours, a = chain(lambda p: L2E(p, 0.2, 100, network=None, feature_set=feature_set, **options))
-    theirs, b = chain(lambda p: SGHMC(p, 0.2, 100, **options))
-    assert torch.equal(ours, theirs)
-    for p, q in zip(a.param_groups[0]["params"], b.param_groups[0]["params"], strict=True):
-        assert torch.equal(a.state[p]["momentum"], b.state[q]["momentum"])
-    trained, _ = chain(lambda p: L2E(p, 0.2, 100, network=network(feature_set), feature_set=feature_set, **options))
-    assert not torch.allclose(trained, theirs, atol=1e-3)
 
 
 def test_untrained_in_the_papers_form_it_moves():

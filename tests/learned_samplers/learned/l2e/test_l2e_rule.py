@@ -8,10 +8,10 @@ import torch
 
 from learned_samplers.base.matrices import state_lengths
 from learned_samplers.base.segments import Segments
-from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned.features import FEATURE_SETS, features
 from learned_samplers.learned.l2e import L2ESettings, l2e_rule
-from learned_samplers.learned.network import apply_network, build_network, flatten, layers_of, shapes_of, unflatten
+from learned_samplers.learned.network import apply_network
+from tests.learned_samplers.learned.cases import network, phi_of
 from tests.learned_samplers.learned.flat_keywords import keywords
 
 l2e_paper_rule = keywords(l2e_rule, L2ESettings, form="paper")
@@ -23,27 +23,16 @@ HYPER = dict(lr=0.2, num_data=300.0, temperature=0.7, prior_precision=4.0, momen
 DECAYS = np.array([0.1, 0.5, 0.9, 0.99, 0.999, 0.9999])
 
 
-def weights(feature_set="paper", members=None, dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    module = build_network(feature_set, (8, 8), zero_last=False, generator=generator)
-    phi = layers_of(module)
-    vector = flatten(phi).detach().to(dtype)
-    shape = (len(vector),) if members is None else (members, len(vector))
-    return unflatten(vector + 0.1 * torch.randn(shape, generator=generator, dtype=dtype), shapes_of(phi))
+def weights(feature_set="paper"):
+    return phi_of(network(feature_set, dtype=torch.float64))
 
 
-def chain_state(leading=(), feature_set="paper", dtype=torch.float64, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    shape = (*leading, SEGMENTS.total)
-
-    def draw(scale):
-        return scale * torch.randn(shape, generator=generator, dtype=dtype)
-
-    averages = torch.zeros(*leading, FEATURE_SETS[feature_set].num_averages, SEGMENTS.total, dtype=dtype)
-    chain = draw(0.3), draw(0.01), draw(1.0), draw(1.0), averages
-    if not FEATURE_SETS[feature_set].matrix:
-        return chain
-    return *chain, torch.zeros(*leading, sum(state_lengths(SEGMENTS)), dtype=dtype)
+def chain_state(feature_set="paper"):
+    generator, named = torch.Generator().manual_seed(1), FEATURE_SETS[feature_set]
+    scales = (0.3, 0.01, 1.0, 1.0)
+    chain = [scale * torch.randn(SEGMENTS.total, generator=generator, dtype=torch.float64) for scale in scales]
+    kept = [(named.num_averages, SEGMENTS.total)] + ([(sum(state_lengths(SEGMENTS)),)] if named.matrix else [])
+    return [*chain, *(torch.zeros(shape, dtype=torch.float64) for shape in kept)]
 
 
 # ------------------------------------------------------------------ an independent implementation
@@ -128,53 +117,6 @@ def test_the_three_trajectories_differ():
     r = {rule: run(rule, phi, theta, gradients, noises)[1] for rule in ("residual", "paper", "code")}
     assert (r["paper"] - r["code"]).abs().max() > 0.1
     assert (r["paper"] - r["residual"]).abs().max() > 0.1
-
-
-# ------------------------------------------------------------------ the residual form's base
-
-
-@pytest.mark.parametrize("feature_set", FEATURE_SETS)
-@pytest.mark.parametrize("leading", [(), (4,), (2, 3)])
-@pytest.mark.parametrize("noisy", [True, False])
-def test_a_zero_last_layer_is_sghmc_bit_for_bit(feature_set, leading, noisy):
-    theta, g, xi, r, *kept = chain_state(leading, feature_set, torch.float32)
-    phi = layers_of(build_network(feature_set))
-    xi = xi if noisy else None
-    ours = l2e_residual_rule(theta, g, xi, r, *kept, phi=phi, segments=SEGMENTS, feature_set=feature_set, **HYPER)
-    theirs = sghmc_rule(theta, g, xi, r, **HYPER)
-    assert torch.equal(ours[0], theirs[0])
-    assert torch.equal(ours[1], theirs[1])
-    other = weights(feature_set, dtype=torch.float32)
-    moved = l2e_residual_rule(theta, g, xi, r, *kept, phi=other, segments=SEGMENTS, feature_set=feature_set, **HYPER)
-    assert not torch.equal(moved[0], theirs[0])
-
-
-# ------------------------------------------------------------------ leading axes, blocks, purity
-
-
-@pytest.mark.parametrize("rule", [l2e_residual_rule, l2e_paper_rule])
-@pytest.mark.parametrize("feature_set", FEATURE_SETS)
-def test_members_do_not_see_each_other(rule, feature_set):
-    chain, phi = chain_state((5,), feature_set), weights(feature_set, members=5)
-    common = dict(segments=SEGMENTS, feature_set=feature_set, step=3, **HYPER)
-    both = rule(*chain, phi=phi, **common)
-    for i in (0, 4):
-        own = [(w[i], b[i]) for w, b in phi]
-        one = rule(*(x[i] for x in chain), phi=own, **common)
-        for ours, theirs in zip(both, one, strict=True):
-            torch.testing.assert_close(ours[i], theirs, rtol=1e-11, atol=1e-13)
-
-
-def test_a_member_that_is_not_finite_poisons_no_other():
-    theta, g, xi, r, m = chain_state((3,))
-    phi = weights(members=3)
-    clean = l2e_residual_rule(theta, g, xi, r, m, phi=phi, segments=SEGMENTS, **HYPER)
-    g = g.clone()
-    g[1, 7] = float("nan")
-    dirty = l2e_residual_rule(theta, g, xi, r, m, phi=phi, segments=SEGMENTS, **HYPER)
-    for before, after in zip(clean, dirty, strict=True):
-        assert torch.equal(before[[0, 2]], after[[0, 2]])
-    assert dirty[0][1].isnan().any()
 
 
 @pytest.mark.parametrize("rule", [l2e_residual_rule, l2e_paper_rule])

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
-from learned_samplers import SGHMC
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
 from tests.harness import closure_for, flat, small_data, small_network
@@ -21,25 +20,6 @@ from tests.learned_samplers.learned.flat_keywords import MetaSGMCMC, keywords
 
 meta_sgmcmc_rule = keywords(meta_sgmcmc_rule, MetaSGMCMCSettings)
 DOUBLE = torch.float64
-
-
-@pytest.mark.parametrize("form", ["signed", "absolute"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"temperature": 0.0, "prior_precision": 2.0},
-        {"momentum_init": "normal"},
-        {"momentum_decay": 1.0, "constant_friction": 0.4},
-    ],
-)
-def test_untrained_it_is_sghmc_to_rounding(form, options):
-    own = {key: value for key, value in options.items() if key != "constant_friction"}
-    ours, _ = chain(lambda p: MetaSGMCMC(p, 0.2, 100, network=None, form=form, **options), dtype=DOUBLE)
-    theirs, _ = chain(lambda p: SGHMC(p, 0.2, 100, **own), dtype=DOUBLE)
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
-    learned, _ = chain(lambda p: MetaSGMCMC(p, 0.2, 100, form=form, network=meta_network(), **options), dtype=DOUBLE)
-    assert (learned - theirs).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("feature_set", ["energy", "energy_rms"])

@@ -93,20 +93,6 @@ def test_the_rule_is_its_equations(form, hidden, clips):
     torch.testing.assert_close(new[0], x + eps * (q_new * r_new - heat * q_r), rtol=1e-5, atol=1e-6)
 
 
-def test_members_and_chains_do_not_see_each_other():
-    phi = phi_of(meta_network(hidden=(8,)))
-    vector, shapes = flatten(phi), shapes_of(phi)
-    members = unflatten(vector + 0.1 * torch.randn(5, len(vector), dtype=torch.float64), shapes)
-    x, g, xi, r, energy = state()
-    both = meta_sgmcmc_rule(x, g, xi, r, energy=energy, phi=members, **SETTINGS)
-    shared = meta_sgmcmc_rule(x, g, xi, r, energy=energy, phi=phi, **SETTINGS)
-    for i in range(5):
-        for stacked, own in ((both, [(w[i], b[i]) for w, b in members]), (shared, phi)):
-            one = meta_sgmcmc_rule(x[i], g[i], xi[i], r[i], energy=energy[i], phi=own, **SETTINGS)
-            for a, b in zip(stacked, one, strict=True):
-                torch.testing.assert_close(a[i], b, rtol=1e-12, atol=1e-14)
-
-
 @pytest.mark.parametrize("detach", [False, True])
 def test_it_is_differentiable_in_the_weights_through_several_steps(detach):
     """Against central differences; with detached inputs the values stay and the gradient is another one."""

@@ -1,0 +1,100 @@
+"""What holds of every learned rule: untrained it is SGHMC, and members of a batch do not see each other."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from learned_samplers import SGHMC
+from learned_samplers.base.matrices import state_lengths
+from learned_samplers.base.segments import Segments
+from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.kinetic import KineticSettings, l2e_kinetic_rule
+from learned_samplers.learned.l2e import L2ESettings, l2e_rule
+from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
+from learned_samplers.learned.preconditioned import PreconditionedSettings, l2e_precond_rule
+from learned_samplers.learned.sampler import REGISTRY
+from tests.learned_samplers.learned.cases import chain, make_network, phi_of
+from tests.learned_samplers.learned.flat_keywords import L2E, KineticL2E, MetaSGMCMC, PrecondL2E
+
+#: Each with settings of its own, and whether it is SGHMC bit for bit or to rounding.
+UNTRAINED = [
+    *((L2E, {"feature_set": name}, True) for name in FEATURE_SETS),
+    *((KineticL2E, {"hessian": way}, True) for way in ("finite_difference", "double_backward", "none")),
+    *((MetaSGMCMC, {"form": form, "constant_friction": 0.4}, False) for form in ("signed", "absolute")),
+    (MetaSGMCMC, {"feature_set": "energy_rms"}, False),
+    (PrecondL2E, {}, False),
+]
+
+
+@pytest.mark.parametrize(("make", "own", "exactly"), UNTRAINED)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"momentum_decay": 0.8},
+        {"prior_precision": 3.0, "temperature": 0.5, "momentum_decay": 0.4},
+        {"momentum_init": "normal"},
+        {"temperature": 0.0},
+    ],
+)
+def test_untrained_it_is_sghmc(make, own, exactly, options):
+    how = dict(dtype=torch.float32 if exactly else torch.float64, backward=own.get("hessian") != "double_backward")
+    ours, a = chain(lambda p: make(p, 0.2, 100, network=None, **own, **options), **how)
+    theirs, b = chain(lambda p: SGHMC(p, 0.2, 100, **options), dtype=how["dtype"])
+    momenta = [[s.state[p]["momentum"] for p in s.param_groups[0]["params"]] for s in (a, b)]
+    for x, y in [(ours, theirs), *zip(*momenta, strict=True)]:
+        assert torch.equal(x, y) if exactly else torch.allclose(x, y, rtol=1e-11, atol=1e-13)
+    network = make_network(a.settings)
+    trained, _ = chain(lambda p: make(p, 0.2, 100, network=network, **own, **options), 3, **how)
+    untrained, _ = chain(lambda p: SGHMC(p, 0.2, 100, **options), 3, dtype=how["dtype"])
+    assert (trained - untrained).abs().max() > 1e-3
+
+
+SEGMENTS = Segments((8, 6), ((4, 2), (6,)))
+SETTINGS = [L2ESettings(feature_set=name, form=form) for name in FEATURE_SETS for form in ("residual", "paper")]
+SETTINGS += [PreconditionedSettings(), KineticSettings(), MetaSGMCMCSettings(feature_set="energy_rms")]
+RULES = {
+    "L2E": l2e_rule,
+    "PrecondL2E": l2e_precond_rule,
+    "KineticL2E": partial(l2e_kinetic_rule, hessian_product=lambda w: 0.3 * w),
+    "MetaSGMCMC": meta_sgmcmc_rule,
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda each: f"{each.sampler}-{each.feature_set}")
+@pytest.mark.parametrize("shared", [True, False])
+def test_members_do_not_see_each_other_and_one_that_is_not_finite_poisons_none(settings, shared):
+    assert set(RULES) == set(REGISTRY)
+    generator, step = torch.Generator().manual_seed(0), {}
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    phi = phi_of(make_network(settings).double())
+    if not shared:
+        phi = [(w * (1 + 0.1 * draw(3, *w.shape)), b + 0.1 * draw(3, *b.shape)) for w, b in phi]
+    tensors = [0.3 * draw(3, 14), 0.1 * draw(3, 14), draw(3, 14), draw(3, 14)]
+    if settings.feature_set in FEATURE_SETS:
+        named, step = FEATURE_SETS[settings.feature_set], {"step": 3}
+        kept = [(named.num_averages, 14)] + ([(sum(state_lengths(SEGMENTS)),)] if named.matrix else [])
+        tensors += [torch.zeros(3, *shape, dtype=torch.float64) for shape in kept]
+    at = dict(lr=0.2, num_data=300.0, temperature=0.7, prior_precision=4.0, momentum_decay=0.1)
+    energies = torch.tensor([10.0, 200.0, 30.0], dtype=torch.float64)
+
+    def after(tensors, phi, energies):
+        more = {"energy": energies} if settings.sampler == "MetaSGMCMC" else {}
+        return RULES[settings.sampler](*tensors, phi=phi, segments=SEGMENTS, settings=settings, **at, **step, **more)
+
+    every = after(tensors, phi, energies)
+    for i in range(3):
+        own = phi if shared else [(w[i], b[i]) for w, b in phi]
+        for ours, theirs in zip(every, after([x[i] for x in tensors], own, energies[i]), strict=True):
+            torch.testing.assert_close(ours[i], theirs, rtol=1e-10, atol=1e-12)
+    tensors[1] = tensors[1].clone()
+    tensors[1][1, 7] = float("nan")
+    dirty = after(tensors, phi, energies)
+    for before, now in zip(every, dirty, strict=True):
+        assert torch.equal(before[[0, 2]], now[[0, 2]])
+    assert dirty[1][1].isnan().any()
