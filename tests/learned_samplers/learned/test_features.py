@@ -208,15 +208,6 @@ def test_extreme_and_dead_tensors_give_finite_features_and_gradients(name, scale
         assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("name", FEATURE_SETS)
-@pytest.mark.parametrize("which", ["lr", "num_data"])
-def test_lr_and_the_number_of_data_may_be_tensors(state, name, which):
-    """So that a compiled step need not be made anew at every step."""
-    own = dict(**seen_by(state, name), segments=SEGMENTS, feature_set=name, step=STEP)
-    same = features(**own, **{**AT, which: torch.tensor(AT[which], dtype=torch.float64)})
-    torch.testing.assert_close(same, features(**own, **AT), rtol=1e-12, atol=1e-12)
-
-
 def test_running_averages_follow_their_recursion_without_bias_correction():
     generator = torch.Generator().manual_seed(2)
     gradients = torch.randn(30, 5, generator=generator, dtype=torch.float64)

@@ -118,17 +118,6 @@ def test_friction_that_beta_does_not_feel_counts_as_alpha(friction_scale):
     assert (found.alpha_by_momentum - felt.alpha_by_momentum).abs().max() > 1e-2
 
 
-def test_members_are_measured_one_by_one():
-    s, phi = state((3,)), weights()
-    both = assumption_violation(**s, **HYPER, phi=phi)
-    terms = term_contributions(**s, **HYPER, **MORE, phi=phi)
-    assert both.relative.shape == (3,)
-    one = {key: value[1] if isinstance(value, torch.Tensor) else value for key, value in s.items()}
-    torch.testing.assert_close(both.relative[1], assumption_violation(**one, **HYPER, phi=phi).relative)
-    for name, value in term_contributions(**one, **HYPER, **MORE, phi=phi).items():
-        torch.testing.assert_close(terms[name][1], value)
-
-
 # ------------------------------------------------------------------ terms
 
 

@@ -7,12 +7,10 @@ import math
 import pytest
 import torch
 
-from learned_samplers.base.segments import Segments
 from learned_samplers.learned.meta_fields import (
     build_meta_network,
     check_meta_network,
     split_meta_network,
-    to_root_mean_square,
 )
 from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
 from learned_samplers.learned.network import flatten, layers_of, shapes_of, unflatten
@@ -129,19 +127,6 @@ def test_the_settings_of_the_published_code_are_those_of_the_paper():
     f_q, f_d = network(torch.stack([torch.full_like(r, 1.3), r, zero], -1)).detach().unbind(-1)
     friction = (0.01 / eta * f_q.clamp(-5, 5) ** 2 + k * f_d.abs()).clamp(max=1000)
     torch.testing.assert_close(moved, r - eta * friction * r, rtol=1e-10, atol=1e-12)
-
-
-def test_scaled_inputs_and_their_slope():
-    x = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    segments, h = Segments((2, 3)), 1e-6
-    scaled, slope = to_root_mean_square(x, segments, 0.25)
-    for piece, whole in zip(scaled.split((2, 3), 1), x.split((2, 3), 1), strict=True):
-        torch.testing.assert_close(piece, whole / (whole.square().mean(1, keepdim=True) + 0.25).sqrt())
-    for i in range(5):
-        moved = x.clone()
-        moved[:, i] += h
-        difference = (to_root_mean_square(moved, segments, 0.25)[0] - scaled)[:, i] / h
-        torch.testing.assert_close(slope[:, i], difference, rtol=1e-5, atol=1e-6)
 
 
 # ------------------------------------------------------------------ the network
