@@ -50,6 +50,27 @@ def test_example(code, tmp_path, monkeypatch):
         exec(compile(code, "__main__", "exec"), {"__name__": "__main__"})
 
 
+PRELUDE = """
+import torch
+from torch import nn
+from learned_samplers import SGHMC, PosteriorSamples
+
+model, N, new = nn.Linear(4, 3), 64, torch.randn(5, 4)
+batches = 120 * [(torch.randn(8, 4), torch.randint(3, (8,)))]
+"""
+
+
+def test_the_first_page_changes_a_loop_that_runs_before_and_after():
+    diff = re.search(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1].splitlines()
+    for kept in "-+":
+        lines = [line[2:] for line in diff if line[0] in (" ", kept)]
+        code = "\n".join([PRELUDE, *lines]).replace("burn_in=1000", "burn_in=50")
+        found = {}
+        exec(code, found)
+        assert ("doubt" in found) == (kept == "+")
+    assert found["doubt"].mean.shape == (5, 3)
+
+
 @pytest.mark.parametrize("page", tutorials.pages(), ids=lambda page: page.stem)
 def test_tutorial(page, tmp_path, monkeypatch):
     """It runs, prints what it says but for the digits, and makes the figures that it shows."""
