@@ -1,10 +1,9 @@
-"""Run samplers where the answer is known: on Gaussians, between two modes, in one dimension.
+"""Run samplers where the answer is known: on Gaussians, and in one dimension.
 
     python tools/toy.py bias         # how far each sampler is from a Gaussian, against its step size: minutes
-    python tools/toy.py posterior    # SGD, SGHMC, cyclical SGMCMC and L2E between two modes: seconds
     python tools/toy.py regression   # L2E beside HMC in one dimension, with a gap in the data: minutes
 
-Writes figures under --out, and where something is measured table.md and results.json.
+Writes table.md, results.json and figures under --out.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ from experiments.harness.output import command_line, explained
 from experiments.toys.bias import Bias
 from experiments.toys.bias import draw as draw_bias
 from experiments.toys.regression import Regression, regression
-from experiments.toys.trajectories import Posterior, draw
 
 COMMANDS: dict[str, tuple[type, Action]] = {
     "bias": (Bias, draw_bias),
-    "posterior": (Posterior, draw),
     "regression": (Regression, regression),
 }
 

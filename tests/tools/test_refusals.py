@@ -19,7 +19,6 @@ from experiments.multi_task.comparison import TaskOptions
 from experiments.multi_task.methods import Settings
 from experiments.toys.bias import Bias
 from experiments.toys.regression import Regression
-from experiments.toys.trajectories import Posterior
 from torch import nn
 
 from tests.meta_tasks.datasets.imdb_archive import write_archive
@@ -55,7 +54,6 @@ OPTIONS = [
     (Settings, {"temperature": -1.0}, "temperature"),
     (Bias, {"samplers": ("Adam",)}, "samplers"),
     (Bias, {"coordinates": 0}, "coordinates"),
-    (Posterior, {"steps": 210}, "steps"),
     (BanditOptions, {"seeds": 0}, "seeds"),
     (BanditOptions, {"method": ("FSVGD", "FSVGD")}, "method"),
     (Budget, {"contexts": 0}, "contexts"),

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 import torch
-from experiments.toys import bias, regression, trajectories
+from experiments.toys import bias, regression
 from experiments.toys.regression import RANGES, Regression, Runs, summary, training_data
 from toy import main
 
@@ -44,31 +44,6 @@ def test_a_simulated_bias_agrees_with_the_exact_one():
             assert abs(error - exact[x]) < 5 * spread
     with pytest.raises(ValueError, match="is not linear"):
         bias.exact(bias.maker("PSGLD"), options)
-
-
-# ---------------------------------------------------------------- a posterior of two weights
-
-
-def test_four_ways_over_a_posterior_of_two_weights(tmp_path):
-    main(["posterior", "--steps", "300", "--out", str(tmp_path)])
-    assert all((tmp_path / f"strip_{theme}.png").stat().st_size > 10_000 for theme in ("light", "dark"))
-    upper = {}
-    for name, make in trajectories.methods().items():
-        states, kept = trajectories.walk(make, 3000, 0)
-        upper[name] = round(float((states[kept, 0] < states[kept, 1]).double().mean()), 2)
-    # One mode each, but for the cyclical sampler, which the figure is there to show.
-    assert [upper[name] for name in ("SGD", "SGHMC", "L2E")] == [1, 1, 1]
-    assert 0.2 < upper["CyclicalSGMCMC"] < 0.8
-
-
-def test_the_energy_of_the_two_weights_is_that_of_the_mixture():
-    """Against torch's own mixture, and the same when the weights are exchanged."""
-    weights = torch.tensor([0.3, -1.1])
-    parts = torch.distributions.Normal(weights, 1.0)
-    mixture = torch.distributions.MixtureSameFamily(torch.distributions.Categorical(torch.ones(2)), parts)
-    expected = -mixture.log_prob(trajectories.data()).sum() + 0.05 / 2 * weights.square().sum()
-    assert trajectories.energy(weights).item() == pytest.approx(expected.item(), rel=1e-5)
-    assert trajectories.energy(weights.flip(0)).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 # ---------------------------------------------------------------- one dimension
