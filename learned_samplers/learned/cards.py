@@ -51,7 +51,7 @@ def sampler_from_card(
     """
     path = weights.find(source)
     sampler = registered(weights.load_card(path)["sampler"])
-    return sampler(params, lr, num_data, network=path, **keywords)  # type: ignore[call-arg, arg-type]
+    return sampler(params, lr, num_data, network=path, **keywords)
 
 
 class Card(dict[str, Any]):

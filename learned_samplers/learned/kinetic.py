@@ -243,7 +243,7 @@ class KineticL2E(LearnedSampler):
         generator: torch.Generator | None = None,
         **options: Unpack[SamplerOptions],
     ):
-        super().__init__(params, arguments(locals()), generator=generator)
+        self._begin_with(params, arguments(locals()), generator)
 
     def _begin(self) -> None:
         super()._begin()

@@ -233,8 +233,8 @@ class AveragingSampler(LearnedSampler):
     #: What the network sees.
     feature_set: FeatureSet
 
-    def __init__(self, params: Any, given: dict[str, Any], *, generator: torch.Generator | None = None):
-        super().__init__(params, given, generator=generator)
+    def _begin_with(self, params: Any, given: dict[str, Any], generator: torch.Generator | None) -> None:
+        super()._begin_with(params, given, generator)
         if self.feature_set.matrix:
             every = [p for group in self.param_groups for p in group["params"]]
             instead = "Weights without it: network='l2e' of L2E"
@@ -385,7 +385,7 @@ class L2E(AveragingSampler):
         generator: torch.Generator | None = None,
         **options: Unpack[SamplerOptions],
     ):
-        super().__init__(params, arguments(locals()), generator=generator)
+        self._begin_with(params, arguments(locals()), generator)
 
     def _shipped(self, own: dict[str, Any]) -> str | None:
         return "l2e-paper" if own.get("form") == "paper" else self.default_network

@@ -14,18 +14,15 @@ Source: Gong, Li and Hernández-Lobato, "Meta-Learning for Stochastic Gradient M
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from learned_samplers.base import validation as check
-from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, is_finite, scalar_sqrt
-from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.learned.meta_fields import (
@@ -260,24 +257,6 @@ class MetaSGMCMC(LearnedSampler):
     flat_rule = staticmethod(meta_sgmcmc_rule)
     state_names = ("momentum",)
     takes_prior_mean = False
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float | None = None,
-        num_data: float | None = None,
-        *,
-        network: str | os.PathLike[str] | nn.Module | None = "default",
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        momentum_decay: float | None = None,
-        settings: MetaSGMCMCSettings | dict[str, Any] | None = None,
-        momentum_init: str = "zero",
-        foreach: bool | None = None,
-        generator: torch.Generator | None = None,
-        **options: Unpack[SamplerOptions],
-    ):
-        super().__init__(params, arguments(locals()), generator=generator)
 
     # ---------------------------------------------------------------- the energy
 

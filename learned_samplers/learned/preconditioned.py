@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from learned_samplers.base import validation as check
-from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
-from learned_samplers.base.sampler import arguments
 from learned_samplers.learned.features import FEATURE_SETS, Kept
 from learned_samplers.learned.l2e import AveragingSampler
 from learned_samplers.learned.network import RuleArguments, network_at
@@ -119,7 +116,7 @@ class PrecondL2E(AveragingSampler):
     Args:
         params, lr, num_data, temperature, prior_precision, momentum_decay: as for `L2E`.
         momentum_init, foreach, generator, options: as for `L2E`, too.
-        network: as for `L2E`; there are no shipped weights, so the default is None, fresh weights.
+        network: as for `L2E`; no weights are shipped, so that "default" is None, fresh weights.
         settings: a dict of `PreconditionedSettings`, where each is explained, or all of them.
 
     Raises:
@@ -129,28 +126,3 @@ class PrecondL2E(AveragingSampler):
     settings_class = PreconditionedSettings
     settings: PreconditionedSettings
     flat_rule = staticmethod(l2e_precond_rule)
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float | None = None,
-        num_data: float | None = None,
-        *,
-        network: str | os.PathLike[str] | nn.Module | None = None,
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        momentum_decay: float | None = None,
-        settings: PreconditionedSettings | dict[str, Any] | None = None,
-        momentum_init: str = "zero",
-        foreach: bool | None = None,
-        generator: torch.Generator | None = None,
-        **options: Unpack[SamplerOptions],
-    ):
-        super().__init__(params, arguments(locals()), generator=generator)
-
-    def _without_lr(self) -> str:
-        return (
-            "lr must be given, got None: no weights of PrecondL2E ship with the package, whose card could recommend "
-            "one. Meta-train some (tools/meta_train.py --sampler PrecondL2E) and give network=, or give lr and begin "
-            "with the untrained network"
-        )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from learned_samplers.base import validation as check
+from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.guards.precision import working_dtype
-from learned_samplers.base.sampler import Sampler
+from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import GroupInputs, blocks
 from learned_samplers.learned.badge import HEURISTIC, badge_of
@@ -70,8 +72,26 @@ class LearnedSampler(Sampler):
             raise TypeError(f"there is a learned sampler {name} already, in {known.__module__}")
         REGISTRY[cls.__name__] = cls
 
-    def __init__(self, params: Any, given: dict[str, Any], *, generator: torch.Generator | None = None):
-        """``given`` are a subclass's arguments: the network, the settings (None: by default), the groups' defaults."""
+    def __init__(
+        self,
+        params: Any,
+        lr: float | None = None,
+        num_data: float | None = None,
+        *,
+        network: str | os.PathLike[str] | nn.Module | None = "default",
+        temperature: float = 1.0,
+        prior_precision: float = 0.0,
+        momentum_decay: float | None = None,
+        settings: Any = None,
+        momentum_init: str = "zero",
+        foreach: bool | None = None,
+        generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
+    ):
+        self._begin_with(params, arguments(locals()), generator)
+
+    def _begin_with(self, params: Any, given: dict[str, Any], generator: torch.Generator | None) -> None:
+        """``given`` are the arguments: the network, the settings (None: by default), the groups' defaults."""
         network, settings = given.pop("network"), given.pop("settings")
         own = {name: given.pop(name) for name in self.settings_class.names() if name in given}
         own = self.settings_class.asked(settings, **own)
@@ -95,7 +115,7 @@ class LearnedSampler(Sampler):
         for name, value in recommended.items():
             given[name] = value if given[name] is None else given[name]
         if given["lr"] is None:
-            raise ValueError(self._without_lr())
+            raise ValueError("lr must be given: the network comes without a card that recommends one, got None")
         super().__init__(params, given, generator=generator)
         everything = [p for group in self.param_groups for p in group["params"]]
         first = next((p for p in everything if p.is_floating_point()), everything[0])  # others are frozen
@@ -111,9 +131,6 @@ class LearnedSampler(Sampler):
 
     def _settled(self) -> None:
         """What a subclass makes of its settings before the parameters are looked at."""
-
-    def _without_lr(self) -> str:
-        return "lr must be given: the network comes without a card that recommends one, got None"
 
     def rule(
         self, parameter: Tensor, gradient: Tensor, noise: Tensor | None, *state: Tensor, **hyper: Any

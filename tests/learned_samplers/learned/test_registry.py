@@ -52,11 +52,6 @@ def own_sampler():
         settings_class = OwnSettings
         state_names = ("momentum",)
 
-        def __init__(self, params, lr=None, num_data=None, *, network="default", settings=None, gain_scale=None):
-            given = dict(lr=lr, num_data=num_data, network=network, settings=settings, gain_scale=gain_scale)
-            given |= dict(temperature=1.0, prior_precision=0.0, momentum_decay=None, momentum_init="zero", foreach=None)
-            super().__init__(params, given)
-
         def flat_rule(self, parameter, gradient, *rest, phi, segments, settings, **hyper):
             (gain,) = apply_network(phi, gradient.unsqueeze(-2))
             return sghmc_rule(parameter, gradient * torch.exp(settings.gain_scale * gain), *rest, **hyper)
