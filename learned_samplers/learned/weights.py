@@ -131,14 +131,20 @@ def load(path: str | os.PathLike[str]) -> tuple[nn.Sequential, dict[str, Any]]:
     most, size = 4 * sum(out * (into + 1) for out, into in card["layers"]) + _LARGEST_HEADER, path.stat().st_size
     if size > most:
         raise ValueError(f"{path}: {size} bytes are too many for the card's layers (at most {most})")
+    from safetensors import SafetensorError
+    from safetensors.torch import load as from_bytes
+
     data = path.read_bytes()
-    tensors = _tensors(path, data)
     digest = hashlib.sha256(data).hexdigest()
     if digest != card["sha256"]:
         raise ValueError(
-            f"{path}: not the weights that {card_path(path).name} describes "
+            f"{path}: truncated, changed, or not the weights that {card_path(path).name} describes "
             f"(their SHA-256 is {digest[:12]}…, the card's {card['sha256'][:12]}…)"
         )
+    try:
+        tensors = from_bytes(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise ValueError(f"{path}: not a safetensors file ({error})") from error
     expected: dict[str, tuple[int, ...]] = {}
     for i, (out, into) in enumerate(card["layers"]):
         expected |= {f"linear_{i}.weight": (out, into), f"linear_{i}.bias": (out,)}
@@ -269,24 +275,6 @@ def resolve(
     if meaning != card["features"]:
         raise ValueError(f"{path}: its features {card['features']} are not what {card['feature_set']!r} means here")
     return module, card
-
-
-def _tensors(path: Path, data: bytes) -> dict[str, torch.Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load as from_bytes
-
-    try:
-        tensors = from_bytes(data)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
-    size = int.from_bytes(data[:8], "little")
-    metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
-    name, _, version = metadata.get("format", "").partition(_VERSION_MARK)
-    if name != FORMAT:
-        raise ValueError(f"{path}: not a file of {FORMAT} (its format is {metadata.get('format')!r})")
-    if version != str(VERSION):
-        raise ValueError(f"{path}: version {version!r} cannot be read, only {VERSION}")
-    return tensors
 
 
 def check_card(where: str, card: Any) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import io
-import json
+import hashlib
 from dataclasses import fields
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from learned_samplers.learned import weights
@@ -175,17 +172,7 @@ def test_another_forward_is_refused(module, named, tmp_path):
 # ------------------------------------------------------------------ weight files and cards
 
 
-def numpy_array(path):
-    buffer = io.BytesIO()
-    np.save(buffer, np.zeros(3))
-    path.write_bytes(buffer.getvalue())
-
-
-def null_metadata(path):
-    data = path.read_bytes()
-    size = int.from_bytes(data[:8], "little")
-    header = json.dumps({**json.loads(data[8 : 8 + size]), "__metadata__": None}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
+LAYERS = [[5, 9], [4, 5], [2, 4]]
 
 
 def other_weights(path):
@@ -193,36 +180,24 @@ def other_weights(path):
     path.write_bytes(path.with_name("other.safetensors").read_bytes())
 
 
-def saved(**metadata):
-    return lambda path: save_file({"linear_0.weight": torch.zeros(2, 9)}, str(path), **metadata)
-
-
-DAMAGED = "truncated or not a safetensors file"
-
-
 @pytest.mark.parametrize(
-    ("damage", "reason"),
+    "damage",
     [
-        (lambda p: p.write_bytes(b""), DAMAGED),
-        (lambda p: p.write_bytes(p.read_bytes()[:-7]), DAMAGED),
-        (lambda p: p.write_bytes(p.read_bytes()[:20]), DAMAGED),
-        (lambda p: p.write_bytes(b"\xff" * 100), DAMAGED),
-        (numpy_array, DAMAGED),
-        (lambda p: torch.save({"w": torch.zeros(2)}, p), DAMAGED),
-        (saved(), "not a file of"),
-        (null_metadata, "not a file of"),
-        (saved(metadata={"format": f"{weights.FORMAT}, version 0"}), "version '0'"),
-        (lambda p: p.write_bytes(p.read_bytes()[:-1] + bytes([p.read_bytes()[-1] ^ 1])), "not the weights"),
-        (other_weights, "not the weights"),
+        lambda p: p.write_bytes(b""),
+        lambda p: p.write_bytes(p.read_bytes()[:-7]),
+        lambda p: p.write_bytes(p.read_bytes()[:-1] + bytes([p.read_bytes()[-1] ^ 1])),
+        lambda p: torch.save({"w": torch.zeros(2)}, p),
+        other_weights,
     ],
 )
-def test_damaged_weights_are_refused_by_name_and_reason(file, damage, reason):
+def test_damaged_weights_are_refused_by_name_also_with_a_card_of_their_own(file, damage):
     damage(file)
-    with pytest.raises(ValueError, match=rf"test\.safetensors: {reason}"):
+    with pytest.raises(ValueError, match=r"test\.safetensors: .*not the weights"):
         L2E([parameter()], num_data=10, network=file)
-
-
-LAYERS = [[5, 9], [4, 5], [2, 4]]
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    rewrite_card(file, lambda card: card.update(sha256=digest, layers=[*LAYERS[:2], [3, 4]]))
+    with pytest.raises(ValueError, match=r"test\.safetensors: (not a safetensors file|holds)"):
+        weights.load(file)
 
 
 @pytest.mark.parametrize(
