@@ -1,15 +1,13 @@
-"""Hand-designed update rules as the inner loop runs them, and a learnable SGD to test the machinery with."""
+"""Hand-designed update rules as the inner loop runs them."""
 
 from __future__ import annotations
-
-import torch
 
 from learned_samplers.classical.cyclical import cyclical_phase
 from learned_samplers.classical.psgld import psgld_rule
 from learned_samplers.classical.sghmc import sghmc_rule
 from meta_tasks.rules.base import SamplerRule, arguments_of
 
-__all__ = ["CyclicalRule", "LearnableSGD", "PSGLDRule", "SGHMCRule"]
+__all__ = ["CyclicalRule", "PSGLDRule", "SGHMCRule"]
 
 
 class SGHMCRule(SamplerRule):
@@ -64,25 +62,3 @@ class PSGLDRule(SamplerRule):
         del arguments["momentum_decay"]
         parameter, second_moment = psgld_rule(*at.tensors, decay=0.99, eps=1e-8, **arguments)
         return parameter, (second_moment,)
-
-
-class LearnableSGD(SamplerRule):
-    """The smallest meta-learner, to try the machinery with: SGD with a learned learning rate and momentum.
-
-    With meta-parameters (φ₀, φ₁): v ← μ·v + g, θ ← θ − lr·exp(φ₀)·v, with μ = sigmoid(φ₁ − 2).
-    """
-
-    name = "LearnableSGD"
-    state_names = ("momentum",)
-    num_weights = 2
-
-    def draws_noise(self, hyper, step):
-        return False
-
-    def prepare(self, weights):
-        return weights[:, :1].exp(), torch.sigmoid(weights[:, 1:] - 2)
-
-    def update(self, prepared, at):
-        factor, decay = prepared
-        momentum = decay * at.state[0] + at.gradient
-        return at.parameter - at.hyper.lr * factor * momentum, (momentum,)

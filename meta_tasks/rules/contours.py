@@ -15,17 +15,12 @@ from learned_samplers.learned.network import Phi
 __all__ = ["meta_contours", "output_contours"]
 
 _GRID = 41
-_RANGE = 3.0
+#: Ends of the axes, in the units of the networks' inputs.
+_RANGE, _LARGEST_ENERGY = 3.0, 5.0
 _HELD = (-1.0, 0.0, 1.0)
 
 
-def output_contours(
-    phi: Phi,
-    feature_set: str,
-    *,
-    extent: float = 3.0,
-    names: tuple[str, str] = ("α", "β"),
-) -> Figure:
+def output_contours(phi: Phi, feature_set: str, names: tuple[str, str] = ("α", "β")) -> Figure:
     """Contours of the sizes of L2E's two outputs (Figure 4 of the L2E paper), over and at normalised inputs.
 
     |α| over gradient and parameter at three values of the momentum, |β| over gradient and momentum at three of the
@@ -35,11 +30,10 @@ def output_contours(
     Args:
         phi: layers of one network, without leading axes or with one of length 1.
         feature_set: name of its features.
-        extent: end of the axes.
         names: of the outputs.
     """
     layers = [(weight.reshape(weight.shape[-2:]), bias.reshape(-1)) for weight, bias in phi]
-    grids = output_grids(layers, feature_set, extent=extent, points=_GRID, fixed=_HELD)
+    grids = output_grids(layers, feature_set, extent=_RANGE, points=_GRID, fixed=_HELD)
     figure = Figure(figsize=(10, 6), layout="constrained")
     axis, panels = grids["axis"].numpy(), figure.subplots(2, 3, sharex=True, sharey="row")
     rows = (("alpha", "parameter", "momentum"), ("beta", "momentum", "parameter"))
@@ -60,9 +54,7 @@ def output_contours(
     return figure
 
 
-def meta_contours(
-    phi: Phi, settings: MetaSGMCMCSettings, *, largest_energy: float = 5.0, largest_gradient: float = 3.0
-) -> Figure:
+def meta_contours(phi: Phi, settings: MetaSGMCMCSettings) -> Figure:
     """Contours of Meta-SGMCMC's curl and friction over energy, momentum and gradient, for β = s_Q = 1 and κ = 0.
 
     Left: the curl Q = 1 + f_Q over the energy u and the momentum r. Middle: the friction in units of SGHMC's,
@@ -72,11 +64,10 @@ def meta_contours(
     Args:
         phi: layers of the two networks side by side, without leading axes or with one of length 1.
         settings: of the sampler; ``curl_clip`` c_Q, ``friction_scale`` s_D and the form have a say.
-        largest_energy, largest_gradient: ends of the axes, in the units of the networks' inputs.
     """
     curl_phi, friction_phi = split_meta_network(phi)
-    momentum, energy = torch.linspace(-_RANGE, _RANGE, _GRID), torch.linspace(0, largest_energy, _GRID)
-    gradient = torch.linspace(-largest_gradient, largest_gradient, _GRID)
+    momentum = gradient = torch.linspace(-_RANGE, _RANGE, _GRID)
+    energy = torch.linspace(0, _LARGEST_ENERGY, _GRID)
 
     def at(u: Tensor, r: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
         """Q and A/a where the three axes are broadcast, (grid, grid)."""
@@ -89,11 +80,11 @@ def meta_contours(
     figure = Figure(figsize=(11, 3.2), layout="constrained")
     with torch.no_grad():
         curl, friction = at(energy[None], momentum[:, None], torch.zeros(1, 1))
-        compared = at(torch.full((1, 1), largest_energy / 10), momentum[:, None], gradient[None])[1]
+        compared = at(torch.full((1, 1), _LARGEST_ENERGY / 10), momentum[:, None], gradient[None])[1]
     panels = (
         ("curl Q", energy, curl, "energy u"),
         ("friction A/a, gradient 0", energy, friction, "energy u"),
-        (f"friction A/a, u = {largest_energy / 10:g}", gradient, compared, "energy gradient γ"),
+        (f"friction A/a, u = {_LARGEST_ENERGY / 10:g}", gradient, compared, "energy gradient γ"),
     )
     for place, (title, axis, values, label) in enumerate(panels, 1):
         axes = figure.add_subplot(1, 3, place, title=title, xlabel=label, ylabel="momentum r")

@@ -16,6 +16,8 @@ from meta_tasks.rules.base import Hyperparameters
 
 __all__ = ["GaussianFamily", "GaussianTask"]
 
+_SPREAD = 0.03  # standard deviation of the initial states about 0
+
 
 class GaussianTask:
     """A Gaussian posterior N(m, P⁻¹/N) of N data points; the loss on data point n is
@@ -28,7 +30,6 @@ class GaussianTask:
         mean, precision: m (d,) and P (d, d), symmetric and positive definite.
         hyperparameters: lr, N and the rest.
         noise: b ≥ 0.
-        spread: standard deviation of the initial states about 0.
         seed: of ζ.
 
     Raises:
@@ -45,16 +46,14 @@ class GaussianTask:
         hyperparameters: Hyperparameters,
         *,
         noise: float = 0.0,
-        spread: float = 0.03,
         seed: int = 0,
         kind: str = "gaussian",
     ) -> None:
         if not bool((torch.linalg.eigvalsh(precision) > 0).all()):
             raise ValueError("precision must be positive definite")
         validation.non_negative("noise", noise)
-        validation.non_negative("spread", spread)
         self.mean, self.precision, self.hyperparameters, self.kind = mean, precision, hyperparameters, kind
-        self.spread, self.device = spread, mean.device
+        self.device = mean.device
         self.segments = Segments.of([mean])
         self._noise: Tensor | None = None
         if noise:
@@ -62,13 +61,8 @@ class GaussianTask:
             zeta = torch.randn(num_data, len(mean), generator=generator(seed, "gradient noise"))
             self._noise = (zeta - zeta.mean(0)) * math.sqrt(noise / num_data)
 
-    @property
-    def covariance(self) -> Tensor:
-        """P⁻¹/N, (d, d)."""
-        return torch.linalg.inv(self.precision) / self.hyperparameters.num_data
-
     def initial(self, seed: int) -> Tensor:
-        return self.spread * torch.randn(len(self.mean), generator=generator(seed))
+        return _SPREAD * torch.randn(len(self.mean), generator=generator(seed))
 
     def loss_and_gradient(self, parameter: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
         away = parameter - self.mean
@@ -81,21 +75,6 @@ class GaussianTask:
 
     def log_probabilities(self, parameter: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("a Gaussian task has no validation data; its objective is 'stein_kl'")
-
-    def divergence(self, samples: Tensor) -> float:
-        """KL in nats from the Gaussian with the moments of samples (K, d), K > d, to the posterior.
-
-        Raises:
-            ValueError: too few samples.
-        """
-        count, d = samples.shape
-        if count <= d:
-            raise ValueError(f"divergence needs more than d={d} samples, got {count}")
-        x = samples.double()
-        precision = self.precision.double() * self.hyperparameters.num_data
-        away, covariance = x.mean(0) - self.mean, torch.cov(x.T).reshape(d, d)
-        ratio = precision @ covariance
-        return 0.5 * (ratio.trace() - d - torch.linalg.slogdet(ratio)[1] + away @ precision @ away).item()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Small tasks for the tests of meta-training: a quadratic with a known answer, and random images."""
+"""For the tests of meta-training: a quadratic with a known answer, random images, and the smallest meta-learner."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from learned_samplers.base.segments import Segments
 from meta_tasks.datasets import ImageData
 from meta_tasks.random_streams import derive_seed, generator
-from meta_tasks.rules.base import Hyperparameters
+from meta_tasks.rules.base import Hyperparameters, SamplerRule
 from meta_tasks.tasks.task import ImageTask, TaskConfig
 
 
@@ -76,3 +76,22 @@ def image_task(architecture="cnn", options=None, *, size=8, seed=0, device="cpu"
     options = {"channels": 4, "depth": 1} if options is None and architecture == "cnn" else options or {}
     config = TaskConfig("noise", architecture, options, **{"batch_size": 16, "validation_size": 20, **settings})
     return ImageTask(config, random_images(size=size), seed, device)
+
+
+class LearnableSGD(SamplerRule):
+    """With meta-parameters (φ₀, φ₁): v ← μ·v + g, θ ← θ − lr·exp(φ₀)·v, with μ = sigmoid(φ₁ − 2)."""
+
+    name = "LearnableSGD"
+    state_names = ("momentum",)
+    num_weights = 2
+
+    def draws_noise(self, hyper, step):
+        return False
+
+    def prepare(self, weights):
+        return weights[:, :1].exp(), torch.sigmoid(weights[:, 1:] - 2)
+
+    def update(self, prepared, at):
+        factor, decay = prepared
+        momentum = decay * at.state[0] + at.gradient
+        return at.parameter - at.hyper.lr * factor * momentum, (momentum,)

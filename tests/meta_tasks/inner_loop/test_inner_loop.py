@@ -13,9 +13,9 @@ from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll, on_device
 from meta_tasks.objectives import BMALoss, CELoss
 from meta_tasks.random_streams import Minibatches, derive_seed, generator
-from meta_tasks.rules.classical import CyclicalRule, LearnableSGD, PSGLDRule, SGHMCRule
+from meta_tasks.rules.classical import CyclicalRule, PSGLDRule, SGHMCRule
 from meta_tasks.rules.learned import KineticRule, L2ERule, MetaSGMCMCRule
-from tests.meta_tasks.toy_tasks import QuadraticTask, image_task
+from tests.meta_tasks.toy_tasks import LearnableSGD, QuadraticTask, image_task
 
 SCHEDULE = Schedule(12, 6, 2)
 

@@ -8,9 +8,8 @@ import torch
 from meta_tasks.estimators import AntitheticES
 from meta_tasks.inner_loop import Horizon
 from meta_tasks.objectives import OBJECTIVES, BMALoss, CELoss, Objective
-from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.training import Trainer, TrainerSettings
-from tests.meta_tasks.toy_tasks import QuadraticFamily
+from tests.meta_tasks.toy_tasks import LearnableSGD, QuadraticFamily
 
 
 @pytest.fixture

@@ -1,11 +1,8 @@
-"""Gaussian tasks: the loss, its gradient and its noise, and the divergence of samples."""
+"""Gaussian tasks: the loss, its gradient and its noise."""
 
-import pytest
 import torch
 
-from meta_tasks.random_streams import generator
-from meta_tasks.rules.base import Hyperparameters
-from meta_tasks.tasks import GaussianFamily, GaussianTask
+from meta_tasks.tasks import GaussianFamily
 
 
 def test_gaussian_tasks_are_what_they_say():
@@ -23,18 +20,3 @@ def test_gaussian_tasks_are_what_they_say():
     assert (b <= 0.55).all()
     assert (b > 0).all()
     assert b.max() / b.min() < 1.3
-
-
-def test_the_divergence_is_that_of_gaussians():
-    basis = torch.linalg.qr(torch.randn(3, 3, generator=generator(0), dtype=torch.float64))[0]
-    precision = basis @ torch.diag(torch.linspace(0.5, 2.0, 3, dtype=torch.float64)) @ basis.T
-    made = GaussianTask(torch.full((3,), 0.1, dtype=torch.float64), precision, Hyperparameters(lr=0.1, num_data=100))
-    factor = torch.linalg.cholesky(made.covariance)
-    draws = torch.randn(50_000, 3, generator=generator(3), dtype=torch.float64)
-    assert made.divergence(made.mean + draws @ factor.T) == pytest.approx(0.0, abs=1e-3)
-    # Twice the standard deviation: ½·d·(4 − 1 − ln 4); a shift by one in whitened units adds ½.
-    expected = 1.5 * (3 - torch.tensor(4.0).log().item()) + 0.5
-    shift = factor @ torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
-    assert made.divergence(made.mean + shift + 2 * draws @ factor.T) == pytest.approx(expected, rel=0.02)
-    with pytest.raises(ValueError, match="more than d=3 samples, got 3"):
-        made.divergence(draws[:3])

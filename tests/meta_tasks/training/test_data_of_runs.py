@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from meta_tasks.datasets import loading
-from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.tasks import family_named
 from meta_tasks.training import Trainer, TrainerSettings
 from tests.meta_tasks.datasets.test_npz import write_npz
+from tests.meta_tasks.toy_tasks import LearnableSGD
 from tests.meta_tasks.training.test_trainer import es
 
 

@@ -8,13 +8,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from meta_tasks.estimators import AntitheticES
 from meta_tasks.inner_loop.schedule import Horizon, Schedule
-from meta_tasks.rules.classical import LearnableSGD, SGHMCRule
+from meta_tasks.rules.classical import SGHMCRule
 from meta_tasks.rules.learned import KineticRule, L2ERule
 from meta_tasks.tasks import family_named
 from meta_tasks.tasks.task import ImageTask
 from meta_tasks.training import Trainer, TrainerSettings
 from meta_tasks.training import evaluation as module
 from meta_tasks.training.evaluation import HeldOutEvaluation
+from tests.meta_tasks.toy_tasks import LearnableSGD
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,9 @@ import torch.multiprocessing
 
 from meta_tasks.estimators import Evaluator, NoiseReuseES
 from meta_tasks.inner_loop.schedule import Horizon
-from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.training import Trainer, TrainerSettings
 from meta_tasks.training.workers import RankExecutor
-from tests.meta_tasks.toy_tasks import QuadraticFamily
+from tests.meta_tasks.toy_tasks import LearnableSGD, QuadraticFamily
 
 
 def trainer(folder, iterations, **arguments):

@@ -5,7 +5,8 @@ import torch
 
 from meta_tasks.training import Trainer, TrainerSettings
 from meta_tasks.training.evaluation import Score
-from tests.meta_tasks.training.test_trainer import LearnableSGD, QuadraticFamily, es
+from tests.meta_tasks.toy_tasks import LearnableSGD, QuadraticFamily
+from tests.meta_tasks.training.test_trainer import es
 
 
 class Scripted:

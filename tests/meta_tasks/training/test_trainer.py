@@ -18,12 +18,11 @@ import torch
 from learned_samplers.base.files import LOCK
 from meta_tasks.estimators import AntitheticES, NoiseReuseES, Shaping
 from meta_tasks.inner_loop.schedule import Horizon
-from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.rules.learned import L2ERule
 from meta_tasks.training import Trainer, TrainerSettings
 from meta_tasks.training.checkpoint import Checkpoints
 from meta_tasks.training.workers import ProcessExecutor, SerialExecutor
-from tests.meta_tasks.toy_tasks import QuadraticFamily
+from tests.meta_tasks.toy_tasks import LearnableSGD, QuadraticFamily
 
 HORIZON = Horizon(12, 12, samples=3)
 

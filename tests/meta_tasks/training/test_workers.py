@@ -14,11 +14,10 @@ import torch
 from meta_tasks.estimators import AntitheticES
 from meta_tasks.estimators.base import Evaluator
 from meta_tasks.inner_loop.schedule import Horizon
-from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.training import SerialExecutor, Trainer, TrainerSettings, workers
 from meta_tasks.training.checkpoint import Checkpoints
 from meta_tasks.training.workers import ProcessExecutor
-from tests.meta_tasks.toy_tasks import QuadraticFamily
+from tests.meta_tasks.toy_tasks import LearnableSGD, QuadraticFamily
 
 ROOT = Path(__file__).parents[3]
 ESTIMATOR = AntitheticES(0.2, 4, Horizon(12, 12, samples=3))
@@ -27,7 +26,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from meta_tasks.training import ProcessExecutor, Trainer, TrainerSettings
-from meta_tasks.rules.classical import LearnableSGD
+from tests.meta_tasks.toy_tasks import LearnableSGD
 from tests.meta_tasks.training.test_workers import ESTIMATOR
 from tests.meta_tasks.toy_tasks import QuadraticFamily
 
