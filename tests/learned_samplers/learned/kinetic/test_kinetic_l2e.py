@@ -16,8 +16,7 @@ from learned_samplers.learned.kinetic import (
     kinetic_mean,
     l2e_kinetic_rule,
 )
-from learned_samplers.learned.network import layers_of
-from tests.harness import closure_for, flat, sghmc_variance, small_data, small_network
+from tests.harness import closure_for, flat, sghmc_variance, small_network
 from tests.learned_samplers.learned import cases
 from tests.learned_samplers.learned.cases import chain, phi_of
 from tests.learned_samplers.learned.flat_keywords import KineticL2E, keywords
@@ -155,23 +154,27 @@ def test_the_probe_is_as_far_away_as_its_size_says():
     assert (seen[1] - seen[0]).square().mean().sqrt().item() == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_a_loop_that_clears_the_gradients_itself_has_the_same_chain():
+@pytest.mark.parametrize("changed", ["the loop clears the gradients", "autocast"])
+def test_who_clears_the_gradients_and_autocast_around_the_step_change_nothing(changed, monkeypatch):
+    monkeypatch.setenv("LEARNED_SAMPLERS_NATIVE", "0")
     ends = []
-    for clears in (True, False):
-        model, (x, y) = small_network(), small_data()
-        sampler = KineticL2E(model.parameters(), 0.1, 100, network=network(dtype=torch.float32))
+    for case in ("", changed):
+        torch.manual_seed(0)
+        p = nn.Parameter(torch.randn(50) * 0.1)
+        sampler = KineticL2E([p], num_data=100, generator=torch.Generator().manual_seed(1))
 
-        def closure(sampler=sampler, model=model, clears=clears, x=x, y=y):
-            if clears:
+        def closure(p=p, sampler=sampler, case=case):
+            if case != "the loop clears the gradients":
                 sampler.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
+            loss = p.square().mean()
             loss.backward()
             return loss
 
-        for _ in range(3):
-            sampler.zero_grad()
-            sampler.step(closure)
-        ends.append(flat(model))
+        with torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast"):
+            for _ in range(5):
+                sampler.zero_grad()
+                sampler.step(closure)
+        ends.append(p.detach())
     assert torch.equal(*ends)
 
 
@@ -192,7 +195,7 @@ def test_closures_that_do_not_fit_are_refused():
 def stationary(lr, hessian, a=0.1, k=100.0, seed=0, noise=0.0, chains=2000, steps=500):
     """k·Var θ and Var(r − f) on a Gaussian, T = 1, by the pure rule, started from exact draws."""
     n = 100.0
-    phi = [(w.detach().float(), b.detach().float()) for w, b in layers_of(network(seed, 0.5))]
+    phi = phi_of(network(seed, 0.5).float())
     common = dict(phi=phi, segments=Segments((chains,)), num_data=n, prior_precision=0.0)
     generator = torch.Generator().manual_seed(1)
     theta = torch.randn(chains, generator=generator) / math.sqrt(k)
@@ -251,27 +254,6 @@ def test_its_kinetic_temperature_is_that_of_r_minus_f():
     report = sampler.temperatures()[0]
     assert report["kinetic"] == pytest.approx(expected, rel=1e-9)
     assert abs(sampler.state[theta]["momentum"].square().mean().item() - expected) > 0.05
-
-
-def test_autocast_around_the_step_rounds_nothing_of_it(monkeypatch):
-    monkeypatch.setenv("LEARNED_SAMPLERS_NATIVE", "0")
-    ends = []
-    for autocast in (True, False):
-        torch.manual_seed(0)
-        p = nn.Parameter(torch.randn(50) * 0.1)
-        sampler = KineticL2E([p], num_data=100, generator=torch.Generator().manual_seed(1))
-
-        def closure(p=p, sampler=sampler):
-            sampler.zero_grad()
-            loss = p.square().mean()
-            loss.backward()
-            return loss
-
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            for _ in range(5):
-                sampler.step(closure)
-        ends.append(p.detach())
-    assert torch.equal(*ends)
 
 
 def test_a_gradient_that_is_missing_at_the_probe_is_told():
