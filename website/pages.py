@@ -57,10 +57,6 @@ _AXIS = {
 #: What only those who write a sampler call; on the page of `Sampler`, in the reference, they stay.
 _HOOKS = ("!^initial_state$", "!^evaluate$", "!^advance$", "!^noise_like$", "!^noise_for$")
 _METHODS = (FunctionType, property, staticmethod, classmethod)
-_PICTURE = re.compile(
-    r'<picture>.*?srcset="docs/(?P<dark>[^"]+)">.*?alt="(?P<alt>[^"]+)" src="docs/(?P<light>[^"]+)">\s*</picture>',
-    re.DOTALL,
-)
 _LINK = re.compile(r"(\]\()([^)#\s]*)(#[^)\s]*)?\)")
 _CODE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
@@ -220,10 +216,7 @@ def without_docstring() -> Iterator[str]:
 def file_page(page: str) -> str:
     """README, CONTRIBUTING or CHANGELOG as a page of the site."""
     back = {file: one for one, file in FILES.items()}
-    # A page can be switched to dark against the system's wish, which <picture> does not follow.
-    pictures = r"![\g<alt>](docs/\g<light>#only-light)\n![\g<alt>](docs/\g<dark>#only-dark)"
-    text = _PICTURE.sub(pictures, (ROOT / FILES[page]).read_text())
-    return _turn_links(text, lambda target: back.get(target, target.removeprefix("docs/")))
+    return _turn_links((ROOT / FILES[page]).read_text(), lambda target: back.get(target, target.removeprefix("docs/")))
 
 
 def page_links(text: str, page: str) -> str:

@@ -78,10 +78,9 @@ def test_the_reference_names_all_exports():
         assert f"::: {where}.{name}\n" in text, name
 
 
-def test_the_readmes_picture_follows_the_page():
+def test_the_readmes_links_are_those_of_the_site():
     home = pages.file_page("index.md")
-    assert "<picture>" not in home
-    assert all(f"figures/strip_{theme}.png#only-{theme})" in home for theme in ("light", "dark"))
+    assert "](figures/demo_uncertainty.png)" in home
     assert "](contributing.md)" in home
 
 
