@@ -24,9 +24,9 @@ COVARIANCE_DECAY = 0.95
 ROOT_EVERY = 10
 #: Columns that have a covariance together, and rows that are made orthogonal together: of more, equal blocks.
 WIDEST_BLOCK, TALLEST_BLOCK = 288, 128
-# A block's columns for each row up to which R is of use: the twenty gradients that it remembers have no higher rank. Of
-# a matrix of more than a few blocks also those for which R costs in proportion to the weights, six numbers for each.
-_FILLED, _FEW, _IN_PROPORTION = 20, 4, 3
+# A block's columns for each row up to which R helps: the gradients that it remembers have no higher rank (a layer of
+# 20×512 is as good without). Of more than a few blocks those for which R costs in proportion, six numbers a weight.
+_FILLED, _FEW, _IN_PROPORTION = 10, 4, 3
 # Of its Frobenius norm: what is added to R, so that no direction is blown up by noise.
 _RIDGE = 1e-4
 # p(x) = a·x + b·x³ + c·x⁵, five times over, brings every singular value in (0.003, 1] to between .68 and 1.2: fast and

@@ -178,7 +178,8 @@ def test_wide_matrices_have_a_covariance_in_blocks(monkeypatch):
         ((2, 20_000), (0,)),
         ((100_000, 2), (2, 1, 2, 2)),
         ((10, 256), (0,)),
-        ((13, 256), (2, 1, 256, 256)),
+        ((26, 256), (2, 1, 256, 256)),
+        ((20, 512), (0,)),
         ((40, 784), (2, 3, 262, 262)),
         ((40, 20_000), (0,)),
         ((128, 256, 3, 3), (2, 8, 288, 288)),
@@ -219,7 +220,7 @@ def test_inputs_that_are_always_zero_do_not_stop_the_decomposition():
     """In single precision, where it fails on such a covariance without damping first (found in a meta-training)."""
     generator = torch.Generator().manual_seed(0)
     for seed in range(20):
-        gradient = 1e-3 * torch.randn(13, 256, generator=generator) * (torch.rand(256, generator=generator) < 0.3)
+        gradient = 1e-3 * torch.randn(26, 256, generator=generator) * (torch.rand(256, generator=generator) < 0.3)
         state = torch.zeros(state_shape(gradient.shape))
         for step in range(3):
             update_covariances_([state], [gradient * 10**-seed])
