@@ -25,6 +25,8 @@ from learned_samplers.classical.whitened import WhitenedSGHMC
 
 #: Where a budget alone is given: what explores, and for which share of it, settling included.
 WARMUP, WARMUP_SHARE = partial(WhitenedSGHMC, lr=0.002), 0.8
+#: Share of the warm-up in which the chain settles, by its mass: a diagonal one that was measured at a mode is too bold.
+SETTLING_SHARE = {"diagonal": 0.25, "matrix": 0.1}
 #: The rules that a mass can be given to, by the name of the integrator.
 INTEGRATORS = {"baoa": baoa_rule, "semi_implicit": sghmc_rule}
 
@@ -137,7 +139,8 @@ class AdaptedSGHMC(Sampler):
             moment.
         warmup_temperature: T while it explores; None is ``temperature``, 0 makes a warm-up by a sampler or by none
             plain optimisation.
-        settling_share: S in [0, 1); by default .25 with a ``warmup``, 0 without one, whose chain has settled anyway.
+        settling_share: S in [0, 1); by default .1 with a matrix mass and .25 with a diagonal one; 0 without a
+            ``warmup``, for then the chain has settled anyway.
         mass: "diagonal" or "matrix"; by default "matrix" with a warm-up by another optimizer: it fits faster and mixes
             better.
         cycle_length: K > W, in steps; None for a single warm-up.
@@ -207,7 +210,8 @@ class AdaptedSGHMC(Sampler):
         given["mass"] = mass if mass is not None else "diagonal" if warmup is None else "matrix"
         del given["warmup"]
         self.warmup = warmup
-        given["settling_share"] = (0.0 if warmup is None else 0.25) if settling_share is None else settling_share
+        if settling_share is None:
+            given["settling_share"] = 0.0 if warmup is None else SETTLING_SHARE.get(given["mass"])
         super().__init__(params, given, generator=generator)
         if cycle_length is not None:
             self.badge = "heuristic"  # type: ignore[misc]
@@ -217,6 +221,7 @@ class AdaptedSGHMC(Sampler):
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
         validation.momentum(group)
+        validation.one_of("mass", group["mass"], MASSES)
         validation.integer("warmup_steps", group["warmup_steps"], least=0 if self.warmup is None else 1)
         validation.fraction("settling_share", group["settling_share"], open_right=True)
         if group["warmup_temperature"] is not None:
@@ -224,7 +229,6 @@ class AdaptedSGHMC(Sampler):
         validation.fraction("decay", group["decay"], open_right=True)
         validation.positive("eps", group["eps"])
         validation.one_of("integrator", group["integrator"], INTEGRATORS)
-        validation.one_of("mass", group["mass"], MASSES)
         length = group["cycle_length"]
         if length is not None:
             validation.integer("cycle_length", length)

@@ -64,6 +64,7 @@ def parameter(*shape):
         (AdaptedSGHMC, {"warmup_steps": 5, "eps": 0.0}, "eps", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 5, "integrator": "euler"}, "integrator", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 5, "mass": "dense"}, "mass", ValueError),
+        (AdaptedSGHMC, {"warmup_steps": 5, "mass": "dense", "warmup": WhitenedSGHMC}, "mass", ValueError),
         (AdaptedSGHMC, {}, "warmup_steps or total_steps", ValueError),
         (AdaptedSGHMC, {"total_steps": 1}, "total_steps", ValueError),
         (AdaptedSGHMC, {"total_steps": 9.5}, "total_steps", TypeError),
