@@ -95,10 +95,11 @@ class AdaptedSGHMC(Sampler):
 
         R̂ ← R̂ + (1−β)/(1−βᵗ)·(gᵀg/rows − R̂);   G = a·((R̂ + 10⁻⁶·‖R̂‖)^½ + √(λT)/N + eps)⁻¹
 
-    in blocks of at most 512 columns, renewed every ten steps while it settles. It takes 2·width numbers a column (width
-    is that of a block; 4 MB for 1,024 columns), two products of rows·columns·width multiply-adds a step, and an
-    eigendecomposition of each block at a renewal. Vectors, biases and the parameters of norms have the diagonal mass,
-    as a group with its own ``mass="diagonal"`` has (embeddings).
+    in blocks of at most 288 columns, renewed every ten steps while it settles. It takes 2·width numbers a column (width
+    is that of a block: 10 numbers a weight more for a ResNet-20), two products of rows·columns·width multiply-adds a
+    step, and an eigendecomposition of each block at a renewal. Vectors, biases, the parameters of norms and matrices of
+    very many columns beside their rows have the diagonal mass, as a group with its own ``mass="diagonal"`` has
+    (embeddings).
 
     √(λT)/N is the root mean square of the prior's gradient, at the prior: without it a weight that hardly ever sees a
     gradient would fly away on its noise. Settling matters because at a mode, where a warm-up ends, gradients are

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from learned_samplers.base import matrices
 from learned_samplers.base.operations import FUNCTIONAL, IN_PLACE, Operations
 from learned_samplers.base.segments import matrix_sides
 
-#: Columns of a matrix that have a covariance together: of more, it is in equal blocks along the diagonal.
-WIDEST_BLOCK = 512
 # Of its Frobenius norm: what is added to a covariance, so that a direction without gradients has a finite step.
 _RIDGE = 1e-6
 
@@ -74,8 +72,9 @@ class MatrixMass:
     """A matrix G on the inputs' side of each matrix of weights, G = a·((R̂ + 10⁻⁶·‖R̂‖)^½ + floor)⁻¹, S·x = x·√G.
 
     R̂ is the running average of GᵀG/rows over the gradients G, a row an output: the diagonal mass with v̂ replaced by
-    the covariance that the gradients of an output have. It is in blocks of at most `WIDEST_BLOCK` columns. Tensors with
-    fewer than two rows or columns have the diagonal mass.
+    the covariance that the gradients of an output have. It is in blocks of columns, as that of the whitened direction
+    (`matrices.state_shape`); what has none there (vectors, biases, a matrix of very many columns beside its rows) has
+    the diagonal mass.
 
     State of a matrix: (2, blocks, width, width), R̂ and √G, which is renewed every ten steps while R̂ is measured.
     """
@@ -84,12 +83,8 @@ class MatrixMass:
     _diagonal = DiagonalMass()
 
     def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        rows, columns = matrix_sides(shape)
-        if min(rows, columns) < 2:
-            return tuple(shape)
-        blocks = math.ceil(columns / WIDEST_BLOCK)
-        width = math.ceil(columns / blocks)
-        return 2, blocks, width, width
+        found = matrices.state_shape(shape)
+        return found if len(found) == 4 else tuple(shape)
 
     def begin(self, state: Tensor, gradient: Tensor) -> None:
         if _of_matrix(state):
@@ -129,8 +124,7 @@ class MatrixMass:
             if not _of_matrix(frozen):
                 return x * frozen
             blocks = _in_blocks(x, frozen.shape[-1]) @ frozen[1].to(x.dtype)
-            columns = math.prod(x.shape[1:])
-            return blocks.transpose(-3, -2).flatten(-2)[..., :columns].reshape(x.shape)
+            return blocks.transpose(-3, -2).flatten(-2)[:, : matrix_sides(x.shape)[1]].reshape(x.shape)
 
         return ops.map(applied, x, frozen)
 
@@ -144,12 +138,8 @@ def _of_matrix(state: Tensor) -> bool:
 
 
 def _in_blocks(x: Tensor, width: int) -> Tensor:
-    """A tensor as a matrix in blocks of columns, (blocks, rows, width), with zeros at the end of the last."""
-    matrix = x.reshape(matrix_sides(x.shape))
-    missing = -matrix.shape[-1] % width
-    if missing:
-        matrix = torch.nn.functional.pad(matrix, (0, missing))
-    return matrix.unflatten(-1, (-1, width)).transpose(-3, -2)
+    """A tensor as a matrix in blocks of columns, (blocks, rows, width)."""
+    return matrices.in_blocks(x.reshape(matrix_sides(x.shape)), width)
 
 
 def _eigen(covariance: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ import torch
 from scipy.linalg import solve_discrete_lyapunov
 
 from learned_samplers import AdaptedSGHMC, WhitenedSGHMC, check_sampler
+from learned_samplers.base import matrices
 from learned_samplers.classical import mass
 from learned_samplers.classical.adapted import adapted_rule
 from learned_samplers.classical.mass import MASSES
@@ -114,7 +115,7 @@ def test_what_is_measured_and_frozen_leaves_the_law(warmup):
 
 def test_it_is_the_root_of_the_covariance_of_the_gradients_in_blocks(monkeypatch):
     """G = a·((R + 10⁻⁶‖R‖)^½ + √(λT)/N + eps)⁻¹, R the average of GᵀG/rows; a bias has the diagonal mass."""
-    monkeypatch.setattr(mass, "WIDEST_BLOCK", 4)
+    monkeypatch.setattr(matrices, "WIDEST_BLOCK", 4)
     weight, bias, wide = (torch.nn.Parameter(torch.zeros(shape)) for shape in [(5, 3), (5,), (2, 3, 2)])
     own = dict(warmup_steps=4, decay=0.9, prior_precision=4.0, temperature=0.25, eps=1e-5, mass="matrix")
     sampler = AdaptedSGHMC([weight, bias, wide], 1e-12, N, **own)
