@@ -243,7 +243,7 @@ class AdaptedSGHMC(Sampler):
         super()._validate_new(group)
         tensors = [each[1] if isinstance(each, tuple) else each for each in group.get("params", ())]
         if MASSES[group["mass"]].renewed_every and any(map(sharding.is_sharded, tensors)):
-            raise ValueError(f"mass must be 'diagonal' where parameters are sharded, got {group['mass']!r}")
+            raise TypeError(f"a mass of {group['mass']!r} cannot sample sharded parameters: take mass='diagonal'")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)

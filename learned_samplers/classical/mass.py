@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import torch
@@ -76,7 +77,8 @@ class MatrixMass:
     (`matrices.state_shape`); what has none there (vectors, biases, a matrix of very many columns beside its rows) has
     the diagonal mass.
 
-    State of a matrix: (2, blocks, width, width), R̂ and √G, which is renewed every ten steps while R̂ is measured.
+    State of a matrix: (2, blocks, width, width), R̂ and √G, which is renewed every ten steps while R̂ is measured; of
+    other tensors: one axis, whatever they have, by which the two are told apart.
     """
 
     renewed_every = 10
@@ -84,7 +86,7 @@ class MatrixMass:
 
     def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         found = matrices.state_shape(shape)
-        return found if len(found) == 4 else tuple(shape)
+        return found if len(found) == 4 else (math.prod(shape),)
 
     def begin(self, state: Tensor, gradient: Tensor) -> None:
         if _of_matrix(state):
@@ -96,7 +98,7 @@ class MatrixMass:
         def measured(state: Tensor, gradient: Tensor) -> Tensor:
             state = state.clone() if ops is FUNCTIONAL else state
             if not _of_matrix(state):
-                return self._diagonal.measure(state, gradient, rate, IN_PLACE)
+                return self._diagonal.measure(state, gradient.flatten(), rate, IN_PLACE)
             rows = _in_blocks(gradient.to(state.dtype), state.shape[-1])
             covariance = rows.mT @ rows / rows.shape[-2]
             state[0].add_((covariance - state[0]) * rate)
@@ -122,7 +124,7 @@ class MatrixMass:
     def apply(self, x: Any, frozen: Any, ops: Operations) -> Any:
         def applied(x: Tensor, frozen: Tensor) -> Tensor:
             if not _of_matrix(frozen):
-                return x * frozen
+                return x * frozen.view(x.shape)
             blocks = _in_blocks(x, frozen.shape[-1]) @ frozen[1].to(x.dtype)
             return blocks.transpose(-3, -2).flatten(-2)[:, : matrix_sides(x.shape)[1]].reshape(x.shape)
 
@@ -133,8 +135,8 @@ MASSES: dict[str, Mass] = {"diagonal": DiagonalMass(), "matrix": MatrixMass()}
 
 
 def _of_matrix(state: Tensor) -> bool:
-    """Whether a state of `MatrixMass` is that of a matrix: of no other tensor has it this shape."""
-    return state.dim() == 4 and state.shape[0] == 2 and state.shape[-1] == state.shape[-2] > 1
+    """Whether a state of `MatrixMass` is that of a matrix."""
+    return state.dim() == 4
 
 
 def _in_blocks(x: Tensor, width: int) -> Tensor:

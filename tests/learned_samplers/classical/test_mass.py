@@ -146,10 +146,10 @@ def test_it_is_the_root_of_the_covariance_of_the_gradients_in_blocks(monkeypatch
 
 @EVERY_WARMUP
 def test_what_is_no_matrix_has_the_diagonal_mass(warmup):
-    """In every step, also while it settles: bit for bit."""
+    """In every step, also while it settles: bit for bit. One is very wide, and has the shape of a matrix's state."""
     chains = []
     for kind in ("matrix", "diagonal"):
-        params = [torch.nn.Parameter(torch.ones(shape)) for shape in [(7,), (1, 5, 1), (4, 1), ()]]
+        params = [torch.nn.Parameter(torch.ones(shape)) for shape in [(7,), (1, 5, 1), (4, 1), (2, 4, 9, 9), ()]]
         # Lengthened, for a renewal of the matrices while it settles.
         sampler = adapted(params, warmup, mass=kind, warmup_steps=30, settling_share=0.5, generator=torch.Generator())
         for step in range(35):
