@@ -31,6 +31,7 @@ FLOORS: list[tuple[str, ...]] = [
         "learned_samplers.differentiable",
         "learned_samplers.integrations",
     ),
+    ("learned_samplers.estimators",),
     ("learned_samplers", "learned_samplers.__main__"),
     ("pretrained",),
     ("meta_tasks.random_streams", "meta_tasks.progress", "meta_tasks.fingerprints"),

@@ -34,6 +34,7 @@ REFERENCE: dict[str, tuple[str, tuple[str, ...]]] = {
     "metrics": ("Metrics", ("learned_samplers.metrics",)),
     "diagnostics": ("Diagnostics", ("learned_samplers.diagnostics",)),
     "plots": ("Plots", ("learned_samplers.plots",)),
+    "estimators": ("Estimators for tables", ("learned_samplers.estimators",)),
     "particles": ("Particles", ("learned_samplers.particles",)),
     "approximations": ("Approximations", ("learned_samplers.approximations",)),
     "weights": ("Weights and cards", ("pretrained", "learned_samplers.learned.weights")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,8 +67,6 @@ class Chains(nn.Module):
             with running statistics.
     """
 
-    prior_precision: Tensor
-
     def __init__(self, networks: Sequence[nn.Module], *, prior_precision: float | Tensor = 0.0) -> None:
         super().__init__()
         networks = list(networks)
@@ -112,15 +111,16 @@ class Chains(nn.Module):
         return {name: p * s for name, p, s in zip(self.names, self.stacked, self._scales(), strict=True)}
 
     def _scales(self) -> list[Tensor]:
-        return [getattr(self, f"scale_{position}") for position in range(len(self.names))]
+        return [self.get_buffer(f"scale_{position}") for position in range(len(self.names))]
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """The outputs of all networks for the same inputs, with a leading axis of K."""
         weights = self.weights()
-        if self._plan is not None and len(inputs) == 1 and not keywords:
+        simple = self._plan is not None and len(inputs) == 1 and isinstance(inputs[0], Tensor) and not keywords
+        if simple and (inputs[0].dim() == 2 or not any(isinstance(layer, tuple) for layer in self._plan or ())):
             return self._products(weights, inputs[0])
         network = self._network[0].train(self.training)
-        shared = {name: getattr(self, f"shared_{position}") for position, name in enumerate(self.shared_names)}
+        shared = {name: self.get_buffer(f"shared_{position}") for position, name in enumerate(self.shared_names)}
 
         def one(own: Tensors) -> Any:
             return functional_call(network, {**own, **shared}, inputs, keywords)
@@ -131,13 +131,20 @@ class Chains(nn.Module):
         """The forward of linear layers and activations as batched matrix products."""
         h = x.reshape(-1, x.shape[-1]).expand(self.count, -1, -1)
         for layer in self._plan or ():
-            if isinstance(layer, str):
+            if isinstance(layer, tuple):
+                name, other = layer
+                call = partial(functional_call, other.train(self.training))
+                h = torch.vmap(call, randomness="different")(_inside(name, weights), h)
+            elif isinstance(layer, str):
                 bias = weights.get(f"{layer}.bias")
                 product = weights[f"{layer}.weight"].mT
-                h = h @ product if bias is None else torch.baddbmm(bias[:, None], h, product)
+                if bias is not None and h.dim() == 3:
+                    h = torch.baddbmm(bias[:, None], h, product)
+                else:
+                    h = torch.vmap(nn.functional.linear)(h, product.mT, *(() if bias is None else (bias,)))
             else:
                 h = layer.train(self.training)(h)
-        return h.reshape(self.count, *x.shape[:-1], h.shape[-1])
+        return h if x.dim() == 2 else h.reshape(self.count, *x.shape[:-1], h.shape[-1])
 
     def losses(self, loss: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
         """``loss(outputs, targets)`` of each chain, (K,), for a loss of one network such as ``cross_entropy``."""
@@ -146,7 +153,7 @@ class Chains(nn.Module):
     def prior_energy(self) -> Tensor:
         """½λ‖θ‖² of each chain, (K,)."""
         squares = [w.square().reshape(self.count, -1).sum(1) for w in self.weights().values()]
-        return 0.5 * self.prior_precision * torch.stack(squares).sum(0)
+        return 0.5 * self.get_buffer("prior_precision") * torch.stack(squares).sum(0)
 
     @torch.no_grad()
     def precondition(self, scales: Mapping[str, Tensor]) -> None:
@@ -195,10 +202,9 @@ class Chains(nn.Module):
         model = copy.deepcopy(self._network[0]).to_empty(device=self.stacked[0].device)
         shapes = {name: list(p.shape[1:]) for name, p in zip(self.names, self.stacked, strict=True)}
         store = _Unstacked(samples._store, self)
-        shared = store.fixed or {}
         with torch.no_grad():
             for name, tensor in {**parameters_of(model), **buffers_of(model)}.items():
-                tensor.copy_(shared[name] if name in shared else self.weights()[name][0])
+                tensor.copy_(({name: w[0] for name, w in self.weights().items()} | (store.fixed or {}))[name])
         return SampleCollection(model, store, {"shapes": shapes, "buffers": "refuse"})
 
 
@@ -214,7 +220,7 @@ class _Unstacked:
         self.entries = [Entry(e.step, e.cycle, e.number, chain) for k, chain in places for e in [store.entries[k]]]
         self.progress, self.frozen = Progress(), dict[str, str]()
         self.fixed: Tensors | None = {
-            name: fixed.get(f"shared_{k}", getattr(chains, f"shared_{k}")).clone()
+            name: fixed.get(f"shared_{k}", chains.get_buffer(f"shared_{k}")).clone()
             for k, name in enumerate(chains.shared_names)
         }
 
@@ -226,17 +232,25 @@ class _Unstacked:
 
 
 def _plan(network: nn.Module) -> list[Any] | None:
-    """Names of linear layers and copies of activations in order; None for a network that is anything else.
+    """The layers of a sequence in order: a linear one's name, an activation, or a name with any other layer.
 
-    A layer that is used twice, has hooks, or is of a subclass, which may do something else, is not taken either.
+    None for a network that is no plain sequence, or in which a layer is used twice, has hooks, or is not sampled.
     """
     if type(network) is not nn.Sequential or len({*map(id, network)}) != len(network):
         return None
+    tied = len([*network.named_parameters(remove_duplicate=False)]) != len([*network.parameters()])
+    hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in network.modules())
+    unsampled = [*network.buffers(), *(p for p in network.parameters() if not p.requires_grad)]
+    if tied or hooked or unsampled:
+        return None
     plan: list[Any] = []
     for name, layer in network.named_children():
-        if layer._forward_hooks or layer._forward_pre_hooks or type(layer) not in (nn.Linear, *POINTWISE):
-            return None
-        plan.append(name if isinstance(layer, nn.Linear) else copy.deepcopy(layer))
-    tied = len([*network.named_parameters(remove_duplicate=False)]) != len([*network.parameters()])
-    frozen = any(not p.requires_grad for p in network.parameters())
-    return None if tied or frozen or type(network).forward is not nn.Sequential.forward else plan
+        pointwise = type(layer) in POINTWISE
+        other = copy.deepcopy(layer) if pointwise else (name, copy.deepcopy(layer).to("meta"))
+        plan.append(name if type(layer) is nn.Linear else other)
+    return plan
+
+
+def _inside(layer: str, weights: Tensors) -> Tensors:
+    """The weights of one layer by their names within it."""
+    return {name.removeprefix(f"{layer}."): w for name, w in weights.items() if name.startswith(f"{layer}.")}

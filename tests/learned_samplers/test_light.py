@@ -89,11 +89,23 @@ def test_a_missing_package_is_named_with_its_extra(code, package, extra):
 
 def test_every_extra_that_is_named_exists():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {"metrics", "plots", "arviz", "higher", "meta", "tools", "laplace", "all", "docs", "dev"} == set(extras)
+    assert {
+        "metrics",
+        "plots",
+        "arviz",
+        "higher",
+        "meta",
+        "tools",
+        "estimators",
+        "laplace",
+        "all",
+        "docs",
+        "dev",
+    } == set(extras)
     called = re.compile(r'require\(\s*"[\w.]+",\s*"(\w+)"\s*\)')
     files = [path for package in ("learned_samplers", "meta_tasks") for path in (ROOT / package).rglob("*.py")]
     named = {name for path in files for name in called.findall(path.read_text())}
-    assert {"metrics", "plots", "arviz", "higher", "meta"} <= named <= set(extras)
+    assert {"metrics", "plots", "arviz", "higher", "meta", "estimators"} <= named <= set(extras)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,11 @@ class Residual(nn.Module):
         return x + self.inner(x + self.shift).tanh()
 
 
-@pytest.mark.parametrize("build", [lambda: network(seed=None), Residual, frozen])
+def sequence():
+    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Unflatten(1, (2, 3)), nn.Linear(3, 2), nn.Flatten())
+
+
+@pytest.mark.parametrize("build", [lambda: network(seed=None), Residual, frozen, sequence])
 def test_they_are_the_networks(build):
     networks = ensemble(build, K)
     chains = Chains(networks)

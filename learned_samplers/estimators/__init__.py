@@ -1,0 +1,9 @@
+"""Estimators for tables in scikit-learn's conventions: `fit`, `predict`, and an honest spread."""
+
+from learned_samplers.base.optional import require
+
+require("sklearn", "estimators")  # the estimators below are classes of its
+
+from learned_samplers.estimators.mlp import BayesianMLPClassifier, BayesianMLPRegressor  # noqa: E402
+
+__all__ = ["BayesianMLPClassifier", "BayesianMLPRegressor"]

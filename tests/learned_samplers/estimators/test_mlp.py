@@ -1,0 +1,161 @@
+"""The two estimators: scikit-learn's conventions, and predictions whose spread is right."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from learned_samplers.estimators import BayesianMLPClassifier, BayesianMLPRegressor, mlp
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+SMALL = {"n_chains": 2, "n_samples": 5, "n_steps": 40, "tuning_steps": 20, "warmup_steps": 150, "random_state": 0}
+SMALL |= {"hidden_layer_sizes": (8,)}
+
+
+@parametrize_with_checks([BayesianMLPRegressor(**SMALL), BayesianMLPClassifier(**SMALL)])
+def test_conventions_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+def table(rows=200, seed=0):
+    """y = x₀ + (.1 + .4·[x₁ > 0])·ξ."""
+    random = np.random.default_rng(seed)
+    x = random.uniform(-1, 1, (rows, 2))
+    return x, 10 + 3 * (x[:, 0] + (0.1 + 0.4 * (x[:, 1] > 0)) * random.standard_normal(rows))
+
+
+def regressor(**settings):
+    return BayesianMLPRegressor(**{**SMALL, "n_steps": 600, "tuning_steps": 400, "n_samples": 20, **settings})
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "student"])
+@pytest.mark.parametrize("noise", ["heteroscedastic", "homoscedastic"])
+def test_spread_intervals_and_density(noise, likelihood):
+    model = regressor(noise=noise, likelihood=likelihood).fit(*table())
+    x, y = table(1000, seed=1)
+    mean, std = model.predict(x, return_std=True)
+    assert mean.shape == std.shape == (1000,)
+    assert model.score(x, y) > 0.5
+    low, high = model.predict_interval(x, 0.9)
+    assert abs(((low < y) & (y < high)).mean() - 0.9) < 0.07
+    ratio = std[x[:, 1] > 0.2].mean() / std[x[:, 1] < -0.2].mean()
+    assert ratio > 2 if noise == "heteroscedastic" else 0.7 < ratio < 1.4
+    one = x[:1]
+
+    def density(at):
+        return np.exp(model.log_density(one, [at])[0])
+
+    limits = {"limit": 300, "points": [mean[0]]}
+    assert quad(density, mean[0] - 60, mean[0] + 60, **limits)[0] == pytest.approx(1, abs=2e-3)
+    assert quad(density, low[0], high[0])[0] == pytest.approx(0.9, abs=1e-3)
+    second = quad(lambda at: (at - mean[0]) ** 2 * density(at), mean[0] - 200, mean[0] + 200, **limits)[0]
+    assert second**0.5 == pytest.approx(std[0], rel=0.02 if likelihood == "gaussian" else 0.1)
+
+
+def test_a_student_likelihood_is_not_led_by_outliers():
+    x, y = table(200)
+    y[::20] += 60
+    truth = 10 + 3 * x[:, 0]
+    errors = [
+        np.sqrt(np.mean((regressor(likelihood=name, noise="homoscedastic").fit(x, y).predict(x) - truth) ** 2))
+        for name in ("gaussian", "student")
+    ]
+    assert errors[1] < 0.5 * errors[0]
+
+
+def test_the_samples_know_their_chains_and_the_seed_decides():
+    model = BayesianMLPRegressor(**{**SMALL, "n_chains": 3}).fit(*table())
+    assert set(model.posterior_.chains) == {0, 1, 2}
+    again, other = clone(model).fit(*table()), clone(model).set_params(random_state=1).fit(*table())
+    x, _ = table(20, seed=2)
+    np.testing.assert_array_equal(again.predict(x), model.predict(x))
+    assert not np.allclose(other.predict(x), model.predict(x))
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(x), model.predict(x))
+    before = torch.get_rng_state(), torch.get_num_threads()
+    clone(model).set_params(n_jobs=2).fit(*table())
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.get_num_threads() == before[1]
+
+
+def test_in_a_pipeline_and_cross_validated():
+    x, y = table()
+    assert cross_val_score(make_pipeline(StandardScaler(), BayesianMLPRegressor(**SMALL)), x, y, cv=2).mean() > 0.3
+    scores = cross_val_score(BayesianMLPClassifier(**SMALL), x, np.where(x[:, 0] > 0, "up", "down"), cv=2)
+    assert scores.mean() > 0.9
+
+
+def test_odd_tables(monkeypatch):
+    """A constant column, three rows, large numbers, a class with one member, and more rows than fit."""
+    x, y = table()
+    wide = np.column_stack([x, np.full(len(x), 1e9), 1e100 * x[:, 0]])
+    assert np.isfinite(BayesianMLPRegressor(**SMALL).fit(wide, 1e100 * y).predict(wide)).all()
+    assert np.isfinite(BayesianMLPRegressor(**SMALL).fit(x, np.ones(len(x))).predict(x, return_std=True)).all()
+    assert BayesianMLPRegressor(**SMALL).fit(x[:3], y[:3]).predict(x).shape == (200,)
+    labels = np.array(["one"] + ["many"] * 199)
+    probabilities = BayesianMLPClassifier(**SMALL).fit(x, labels).predict_proba(x)
+    assert probabilities[100, 1] < 0.5
+    np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-6)
+    monkeypatch.setattr(mlp, "FULL_ROWS", 100)
+    monkeypatch.setattr(mlp, "BATCH", 50)
+    assert regressor().fit(x, y).score(x, y) > 0.5
+    assert regressor(batch_size=64).fit(x, y).score(x, y) > 0.5
+
+
+def test_a_run_too_short_says_so():
+    with pytest.warns(ConvergenceWarning, match="n_steps"):
+        model = BayesianMLPRegressor(**SMALL).fit(*table())
+    assert not model.verdict_.settled
+
+
+REFUSED = [
+    ({"hidden_layer_sizes": 8}, TypeError, "hidden_layer_sizes.*8"),
+    ({"hidden_layer_sizes": (0,)}, ValueError, "hidden_layer_sizes.*0"),
+    ({"activation": "step"}, ValueError, "activation.*'step'"),
+    ({"noise": "none"}, ValueError, "noise.*'none'"),
+    ({"likelihood": "cauchy"}, ValueError, "likelihood.*'cauchy'"),
+    ({"n_chains": 0}, ValueError, "n_chains.*0"),
+    ({"n_steps": 3}, ValueError, "n_steps.*3"),
+    ({"prior_precision": 0}, ValueError, "prior_precision.*0"),
+    ({"batch_size": 0}, ValueError, "batch_size.*0"),
+    ({"validation_fraction": 1.0}, ValueError, "validation_fraction.*1"),
+    ({"n_jobs": 0}, ValueError, "n_jobs.*0"),
+    ({"random_state": "x"}, ValueError, "'x'"),
+]
+
+
+@pytest.mark.parametrize(("settings", "error", "named"), REFUSED)
+def test_refusals(settings, error, named):
+    with pytest.raises(error, match=named):
+        BayesianMLPRegressor(**{**SMALL, **settings}).fit(*table())
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "named"),
+    [
+        ([[np.nan], [1.0], [2.0]], [1, 2, 3], "NaN"),
+        ([[0.0], [1.0], [2.0]], [1, np.inf, 3], "inf"),
+        ([[0.0]], [1], "1 sample"),
+    ],
+)
+def test_tables_refused(x, y, named):
+    with pytest.raises(ValueError, match=named):
+        BayesianMLPRegressor(**SMALL).fit(x, y)
+
+
+def test_weights_and_single_classes_are_refused():
+    x, y = table(20)
+    with pytest.raises(TypeError, match="sample_weight"):
+        BayesianMLPRegressor(**SMALL).fit(x, y, sample_weight=np.ones(20))
+    with pytest.raises(ValueError, match=r"class.*'a'"):
+        BayesianMLPClassifier(**SMALL).fit(x, ["a"] * 20)
+    with pytest.raises(ValueError, match=r"coverage.*1\.5"):
+        BayesianMLPRegressor(**SMALL).fit(x, y).predict_interval(x, 1.5)

@@ -1,0 +1,126 @@
+"""From fresh weights to samples: the law of the sampling, and what is found on the way."""
+
+import pytest
+import torch
+from torch import nn
+
+from learned_samplers.estimators import sampling
+from learned_samplers.estimators.sampling import Microcanonical, burn_in_of, equalise, sample, warm_up
+from learned_samplers.posterior import Chains
+
+INPUTS = torch.randn(60, 12, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 3.0, 0.3] * 4)
+TARGETS = INPUTS @ torch.tensor([0.3, -0.2, 0.5] * 4) + 0.1
+PRIOR = 2.0
+
+
+def losses_of(chains, targets=TARGETS):
+    def losses(rows):
+        rows = slice(None) if rows is None else rows
+        return 0.5 * (chains(INPUTS[rows])[..., 0] - targets[rows]).square().mean(1)
+
+    return losses
+
+
+def linear(count=16, prior=PRIOR):
+    torch.manual_seed(0)
+    return Chains([nn.Linear(12, 1) for _ in range(count)], prior_precision=prior)
+
+
+def exact():
+    design = torch.cat([INPUTS, torch.ones(60, 1)], 1).double()
+    covariance = torch.linalg.inv(design.T @ design + PRIOR * torch.eye(13).double())
+    return covariance @ design.T @ TARGETS.double(), covariance.diagonal().sqrt()
+
+
+def draws(samples):
+    return torch.stack([torch.cat([s["weight"][0], s["bias"]]) for s in samples]).double()
+
+
+OPTIONS = {"model": nn.Linear(12, 1), "samples": 200, "seed": 0}
+
+
+@pytest.mark.parametrize("batch_size", [None, 30])
+def test_the_law(batch_size, monkeypatch):
+    """Means within .15 standard deviations, these within 25 %, of all weights together within 6 %."""
+    monkeypatch.setattr(sampling, "ENERGY_VARIANCE", (0.01, 0.002))
+
+    def ratios(count=1.0):
+        chains = linear()
+        warm_up(chains, losses_of(chains), torch.arange(60), torch.arange(0), 60, steps=200, lr=0.1)
+        equalise(chains, losses_of(chains), 60, PRIOR)
+        options = {**OPTIONS, "batch_size": batch_size, "tuning_steps": 500, "steps": 1000}
+        found, trace = sample(chains, lambda rows: count * losses_of(chains)(rows), 60, **options)
+        mean, spread = exact()
+        assert set(found.chains) == set(range(16))
+        return (draws(found).mean(0) - mean) / spread, draws(found).std(0) / spread, trace.temperature
+
+    shift, width, temperature = ratios()
+    assert shift.abs().max() < 0.15
+    assert (width - 1).abs().max() < 0.25
+    assert abs(width.mean() - 1) < 0.06
+    assert abs(temperature - 1) < 0.15
+    assert abs(ratios(4 / 3)[1].mean() - 1) > 0.07  # the planted fault: data counted wrongly
+
+
+def test_the_step_is_that_of_the_wanted_energy_error(monkeypatch):
+    """ΔE²/d over the steps that follow is the wanted number to a factor of two, and ten times as much if asked for."""
+    monkeypatch.setattr(sampling, "ENERGY_VARIANCE", (0.01, 0.001))
+    chains = linear()
+    warm_up(chains, losses_of(chains), torch.arange(60), torch.arange(0), 60, steps=200, lr=0.1)
+    errors, step = [], Microcanonical.step
+
+    def watched(self, energy):
+        step(self, energy)
+        errors.append(self.error)
+
+    monkeypatch.setattr(Microcanonical, "step", watched)
+    sample(chains, losses_of(chains), 60, **OPTIONS, batch_size=None, tuning_steps=500, steps=300)
+    assert 0.5 < torch.stack(errors[500:]).square().mean().item() / 13 / 0.001 < 2
+
+
+def test_an_energy_that_is_not_finite_begins_again_with_a_smaller_step():
+    chains, calls = linear(2), []
+
+    def losses(rows):
+        calls.append(1)
+        return losses_of(chains)(rows) * (float("nan") if len(calls) == 30 else 1.0)
+
+    found, _ = sample(chains, losses, 60, **{**OPTIONS, "samples": 10}, batch_size=None, tuning_steps=20, steps=40)
+    assert len(calls) == 30 + 60
+    assert torch.isfinite(draws(found)).all()
+    with pytest.raises(FloatingPointError, match=r"energy.*lr"):
+        sample(
+            chains, lambda rows: losses(rows) * float("inf"), 60, **OPTIONS, batch_size=None, tuning_steps=2, steps=200
+        )
+
+
+def test_warm_up_leaves_each_chain_where_held_out_rows_were_best():
+    """Training rows of pure noise: the best is near the beginning, the last weights are worse."""
+    random = torch.randn(60, generator=torch.Generator().manual_seed(1))
+    rows, held_out = torch.arange(10), torch.arange(10, 60)
+    ends = []
+    for held in (held_out, held_out[:0]):
+        chains = linear(4, prior=0.0)
+        losses = losses_of(chains, random)
+        steps = warm_up(chains, losses, rows, held, 60, steps=300, lr=0.1)
+        ends.append(losses(held_out).detach())
+        assert steps == 300 if not len(held) else steps < 300
+    assert (ends[0] < ends[1]).all()
+
+
+def test_scales_keep_the_networks_and_shrink_what_the_data_fix():
+    chains = linear(2)
+    before = chains(INPUTS)
+    equalise(chains, losses_of(chains), 60, PRIOR)
+    torch.testing.assert_close(chains(INPUTS), before)
+    scale = chains.scale_0[0, 0]
+    assert scale[1] < scale[0] < scale[2]  # inputs of spread 3, 1 and .3
+
+
+def test_burn_in():
+    noise = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    assert burn_in_of(noise) < 100
+    late = noise + 20 * (torch.arange(1000) < 300)
+    assert 290 <= burn_in_of(late) <= 320
+    assert burn_in_of(torch.arange(1000.0)) >= 400  # a drift that does not end
+    assert burn_in_of(torch.ones(1)) == 0
