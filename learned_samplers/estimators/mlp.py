@@ -281,8 +281,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
             mean, scale = _mean_and_scale(outputs.double())
             means.append(mean.mean(0))
             spreads.append((widening * scale.square().mean(0) + mean.var(0, correction=0)).sqrt())
-        mean = torch.cat(means).numpy() * self._y_scale + self._y_mean
-        return (mean, torch.cat(spreads).numpy() * self._y_scale) if return_std else mean
+        predicted = torch.cat(means).numpy() * self._y_scale + self._y_mean
+        return (predicted, torch.cat(spreads).numpy() * self._y_scale) if return_std else predicted
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
         """Where a target lies with this probability: quantiles (1 ∓ ``coverage``)/2 of the predictive mixture."""

@@ -109,7 +109,7 @@ def equalise(chains: Chains, losses: Losses, num_data: int, prior_precision: flo
     floor = max(prior_precision, 1e-8)
     scales = {name: (num_data * total + floor) ** -power for name, total in squares.items()}
     size = sum(s[0].numel() for s in scales.values())
-    root = (sum(s.square().reshape(chains.count, -1).sum(1) for s in scales.values()) / size).sqrt()
+    root = (torch.stack([s.square().reshape(chains.count, -1).sum(1) for s in scales.values()]).sum(0) / size).sqrt()
     chains.precondition({name: s / root.view(-1, *[1] * (s.dim() - 1)) for name, s in scales.items()})
 
 
