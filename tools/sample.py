@@ -1,7 +1,7 @@
 """Sample the posterior of a network on real images, beside ordinary training with the same budget.
 
     python tools/sample.py                                              # handwritten digits, a minute
-    python tools/sample.py --dataset fashion_mnist --data ~/data --sampler SGD SGHMC --epochs 50 --lr .1
+    python tools/sample.py --dataset fashion_mnist --data ~/data --sampler SGD SGHMC --epochs 50 --lr 0.1
 
 Every method gets the same number of gradient evaluations; rates are tuned by compare.py. Prints a table and writes
 results.json, table.md, results.png, tensorboard/, samples/ and predictions/ under --out. Finished runs are read back,

@@ -113,7 +113,7 @@ class IVON(Sampler):
     Args:
         params, num_data, prior_precision, foreach, generator, options: as for `SGLD`. A flat prior leaves the deviation
             of weights that the data do not reach to grow: give a proper one.
-        lr: learning rate; with ``rescale_lr`` near that of SGD (.1 to .5), else near that of Adam.
+        lr: learning rate; with ``rescale_lr`` near that of SGD (0.1 to 0.5), else near that of Adam.
         betas: β₁ and β₂, the decay of the averages of the gradients and of the curvature; in short runs (below some
             10,000 steps) lower β₂ to 1 − 10/steps.
         hess_init: h₀ > 0, the first h, in units of the mean loss's curvature.

@@ -29,7 +29,7 @@ WIDEST_BLOCK, TALLEST_BLOCK = 288, 128
 _FILLED, _FEW, _IN_PROPORTION = 10, 4, 3
 # Of its Frobenius norm: what is added to R, so that no direction is blown up by noise.
 _RIDGE = 1e-4
-# p(x) = a·x + b·x³ + c·x⁵, five times over, brings every singular value in (0.003, 1] to between .68 and 1.2: fast and
+# p(x) = a·x + b·x³ + c·x⁵, five times over, brings every singular value in (0.003, 1] to between 0.68 and 1.2: fast and
 # close enough, for the values need not be 1 (K. Jordan et al., Muon, 2024).
 _POLYNOMIAL = (3.4445, -4.7750, 2.0315)
 _TIMES = 5

@@ -130,7 +130,7 @@ class AdaptedSGHMC(Sampler):
             `SGHMC`.
         lr: of the chain: Adam's learning rate. Without a warm-up begin with the one that trains the network.
         total_steps: the budget. It stands for the two next ones: W is four fifths of it (of a cycle, where there are
-            cycles), and `WhitenedSGHMC` explores, at lr .002. `thinning` is then known, too.
+            cycles), and `WhitenedSGHMC` explores, at lr 0.002. `thinning` is then known, too.
         warmup_steps: W.
         warmup: None, or what makes an optimizer of parameter groups: the class of a sampler that needs nothing but
             gradients (`WhitenedSGHMC`, `L2E`, ...), a ``functools.partial`` of one, or any callable, as
@@ -140,7 +140,7 @@ class AdaptedSGHMC(Sampler):
             moment.
         warmup_temperature: T while it explores; None is ``temperature``, 0 makes a warm-up by a sampler or by none
             plain optimisation.
-        settling_share: S in [0, 1); by default .1 with a matrix mass and .25 with a diagonal one; 0 without a
+        settling_share: S in [0, 1); by default 0.1 with a matrix mass and 0.25 with a diagonal one; 0 without a
             ``warmup``, for then the chain has settled anyway.
         mass: "diagonal" or "matrix"; by default "matrix" with a warm-up by another optimizer: it fits faster and mixes
             better.

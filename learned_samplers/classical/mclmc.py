@@ -183,11 +183,11 @@ class MCLMC(Sampler):
         momentum_decay: a in (0, 1].
         temperature: T > 0.
         preconditioner: "none", or "gradient_noise": σ is divided by ŝ, the standard deviation of each weight's gradient
-            over its root mean square, from running averages (rate .01), within [1/10, 10]. It makes the gradient noise
+            over its root mean square, from running averages (rate 0.01), within [1/10, 10]. It makes the gradient noise
             isotropic. It never stops moving: heuristic.
         energy_target: wanted mean of ΔE²/d; None controls nothing. A step then evaluates the closure twice, at both
             ends, on the *same* minibatch (torch's random numbers are replayed; a closure that takes the next one from
-            an iterator is refused after some twenty steps). lr is multiplied by `lr_factor`, which follows the .98
+            an iterator is refused after some twenty steps). lr is multiplied by `lr_factor`, which follows the 0.98
             quantile of |ΔE|, by a Gamma distribution fitted to its running moments; a step beyond that quantile is
             undone and its direction reversed: heuristic.
 
@@ -327,7 +327,7 @@ class MCLMC(Sampler):
         """Raise ValueError if the losses of the last steps do not change as their gradients say."""
         tally = self.param_groups[0]["tally"]
         controlled = self._common("energy_target") is not None
-        # Control keeps deterministic steps below .2; where the target itself is far too large they may reach .8.
+        # Control keeps deterministic steps below 0.2; where the target itself is far too large they may reach 0.8.
         if not energy_errors.is_random(tally, 0.9 if controlled else 0.5):
             return
         advice = (

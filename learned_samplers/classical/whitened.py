@@ -78,9 +78,9 @@ def _directions(ahead: Any, gradient: Any, parameter: Any, whitening: Any, decay
 class WhitenedSGHMC(Sampler):
     """SGHMC and, beside it, a step of fixed length along each matrix's whitened, orthogonal momentum: it fits fast.
 
-    With ε = √(lr/N), momentum decay a, ξ ~ N(0, I), d = .9, and of each tensor as a matrix with its first axis for rows
+    With ε = √(lr/N), momentum decay a, ξ ~ N(0, I), d = 0.9, and each tensor as a matrix with its first axis for rows
 
-        m ← d·m + (1−d)·g;   R ← .95·R + .05·GᵀG,  G = g as a matrix              (root of R: every ten steps, in turns)
+        m ← d·m + (1−d)·g;   R ← 0.95·R + 0.05·GᵀG,  G = g as a matrix            (root of R: every ten steps, in turns)
         M = d·m + (1−d)·g                                                                        a step ahead
         D = orth(M·(R + 10⁻⁴·‖R‖)^(−1/2)) · ‖M‖/√(‖M‖² + ‖λθ/N‖²)
         r ← (1−a)·r − ε·(N·g + λθ) + √(2aT)·ξ
@@ -99,14 +99,14 @@ class WhitenedSGHMC(Sampler):
     is learned.
 
     Invariant law: none. The direction is as long at the mode as far from it, so that weights which the data hardly
-    determine keep a spread of its step. `check_sampler` on Gaussians of 44 × 46 weights, N = 50,000, lr = .0005: the
-    variance is 1.7 times the target's at lr·k/N = .05 and 7.8 times at .2; at a quarter of that lr .4 and 1.7. Average
-    what it visits; for samples with a law use it as the warm-up of `AdaptedSGHMC`.
+    determine keep a spread of its step. `check_sampler` on Gaussians of 44 × 46 weights, N = 50,000, lr = 0.0005: the
+    variance is 1.7 times the target's at lr·k/N = 0.05 and 7.8 times at 0.2; at a quarter of that lr 0.4 and 1.7.
+    Average what it visits; for samples with a law use it as the warm-up of `AdaptedSGHMC`.
 
     Args:
         params, num_data, temperature, prior_precision, prior_mean, momentum_init, generator, options: as for `SGHMC`.
-        lr: the default is for networks that fit some thousand training examples in some hundred steps; .001 is better
-            with ten thousand and more. One step of the direction moves a weight by about s·√(lr/N₀), .001 by default.
+        lr: the default is for networks that fit some thousand training examples in some hundred steps; 0.001 is better
+            with ten thousand and more. One step of the direction moves a weight by about s·√(lr/N₀), 0.001 by default.
         momentum_decay: a in (0, 1], of r.
         direction_scale: s, at 0 this is `SGHMC`.
         foreach: as every sampler takes it; here tensors are always updated together.

@@ -17,7 +17,7 @@ from learned_samplers.posterior import Chains, SampleCollection
 Losses = Callable[[Tensor | None], Tensor]
 
 #: Wanted mean of ΔE²/d at the beginning and at the end of the search for a step size; MILE's (Sommer et al., 2025).
-#: At .1 a linear regression's stiffest weights came out 20 % too wide; .002 cured that, and mixes more slowly.
+#: At 0.1 a linear regression's stiffest weights came out 20 % too wide; 0.002 cured that, and mixes more slowly.
 ENERGY_VARIANCE = (0.5, 0.1)
 #: Weight of what its average has seen before, at each step.
 FORGET = 149 / 151

@@ -12,7 +12,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         settled: whether every number is where it has to be.
-        within: R̂ between the halves of a chain, the .9 quantile over rows of the mean over chains: has each settled?
+        within: R̂ between the halves of a chain, the 0.9 quantile over rows of the mean over chains: has each settled?
         across: split R̂ over the chains: do they agree? Networks that settle in different modes do not, and the average
             over them is the better for it.
         effective: effective samples of a prediction, all chains together; the median over rows.

@@ -137,10 +137,10 @@ def features(
     paper says "l2 norm 1"; the published code does this). The magnitudes are lost. The richer sets give them back
     (t = step + 1, ε = √(lr/N), ‖·‖ root mean square over the tensor):
 
-    - "adaptive": also, with v̂ the bias-corrected average of g² at d = .99: g/√v̂, m_.9/√v̂ and m_.99/√v̂ (bias-corrected,
-      held to ±8), and ¼·log(√v̂/‖√v̂‖) at d = .99 and .999, coordinate by coordinate. Constant over a tensor: ¼ of
+    - "adaptive": also, with v̂ the bias-corrected average of g² at d = 0.99: g/√v̂, m_.9/√v̂ and m_.99/√v̂ (bias-corrected,
+      held to ±8), and ¼·log(√v̂/‖√v̂‖) at d = 0.99 and 0.999, coordinate by coordinate. Constant over a tensor: ¼ of
       log‖ε·N·g‖ (the kick, in units of the momentum), of log‖θ‖, log‖r‖ and log(ε‖r‖/‖θ‖), and of the coherence
-      log(‖m_d‖/((1−dᵗ)·‖g‖)) at d = .9, .99, .999 (½·log((1−d)/(1+d)) means pure noise: the gradient-to-noise ratio);
+      log(‖m_d‖/((1−dᵗ)·‖g‖)) at d = 0.9, 0.99, 0.999 (½·log((1−d)/(1+d)) is pure noise: the gradient-to-noise ratio);
       log₁₀(size)/3 − 1; t/(t+τ) at τ = 10, 100, 1000; log₁₀(N)/3 − 1.
     - "matrix": also the matrix direction, the momentum of each matrix whitened and made orthogonal
       (`learned_samplers.base.matrices.directions`), before the adaptive rows; and constant over a tensor t/(t+τ) at

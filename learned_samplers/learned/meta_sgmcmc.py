@@ -227,9 +227,9 @@ class MetaSGMCMC(LearnedSampler):
     the leading axis of every parameter, each with its own energy (``backward`` of the sum).
 
     Invariant law: exp(−U/T − ‖r‖²/2T) for any network, up to O(ε) at constant friction C = a/ε. `check_sampler` with
-    random networks at lr .1 and a = .1 found variances 6 and 13 % off, and 1 and 3 % at lr/4; a network whose Q grows
+    random networks at lr 0.1 and a = 0.1 found variances 6 and 13 % off, and 1 and 3 % at lr/4; a network whose Q grows
     steeply with the energy needs a smaller lr. The badge is "O(h)" where that was measured with the very weights and
-    settings in use, as their card says; for other networks it is "heuristic". At ε = .05, where the rule is within 3 %
+    settings in use, as their card says; for other networks it is "heuristic". At ε = 0.05, where the rule is within 3 %
     of Gaussians, leaving out a part of Γ, or the published sign, put it off by 17 % and more.
 
     Args:

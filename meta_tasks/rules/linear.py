@@ -50,8 +50,8 @@ class L2ELinearRule(L2ERule):
 
     Raises:
         ValueError, FileNotFoundError: the feature set has no such feature, the share is not positive, the sparsity is
-            not in [0, .1] or has no direction of held length, the settings are of another form, or ``origin`` is not of
-            this rule.
+            not in [0, 0.1] or has no direction of held length, the settings are of another form, or ``origin`` is not
+            of this rule.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class L2ELinearRule(L2ERule):
             return weights
         if not self._sparsity:
             return self._of_length_1(weights)
-        # Of length 1 and a dozen components, one at least is above .25: it cannot be shrunk to nothing.
+        # Of length 1 and a dozen components, one at least is above 0.25: it cannot be shrunk to nothing.
         begun = self._begun.to(weights)
         direction = nn.functional.normalize(begun + self._share * weights, dim=0)
         return self._of_length_1((nn.functional.softshrink(direction, self._sparsity) - begun) / self._share)

@@ -38,6 +38,6 @@ def test_log_uniform_has_a_uniform_logarithm():
     draws = torch.tensor([log_uniform(10, 1000, stream) for _ in range(2000)])
     assert 10 <= draws.min() < draws.max() <= 1000
     logs = draws.log()
-    # mean of U(log 10, log 1000), standard error (range/√12)/√2000 = .03: five of them
+    # mean of U(log 10, log 1000), standard error (range/√12)/√2000 = 0.03: five of them
     assert abs(logs.mean() - math.log(100)) < 0.15
     assert abs((draws < 100).double().mean() - 0.5) < 0.06

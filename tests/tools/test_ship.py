@@ -80,7 +80,7 @@ def test_a_bias_too_small_to_be_seen_keeps_the_badge_too(tmp_path, monkeypatch, 
 
 
 def test_the_card_of_meta_sgmcmc_has_its_bias_at_constant_friction(tmp_path, capsys):
-    """The untrained network is SGHMC, whose bias is h/4 and more at stiffness h = lr·k = .3."""
+    """The untrained network is SGHMC, whose bias is h/4 and more at stiffness h = lr·k = 0.3."""
     source = trained(tmp_path / "run", *CHAINS, "--num-chains", "3")
     ship.main([str(source), "new", "--out", str(tmp_path), "--lr", "0.1", "--energy", "0.3"])
     card = weights.load_card(tmp_path / "new.safetensors")

@@ -35,7 +35,7 @@ def matrix(rows, columns, seed=0, **kind):
 
 @given(st.integers(2, 9), st.integers(2, 9), st.integers(0, 99), st.sampled_from([1e-6, 1.0, 1e6]))
 def test_singular_vectors_stay_and_values_come_near_one(rows, columns, seed, scale):
-    """Values between .68 and 1.2 come of all that are not below a three-hundredth of the Frobenius norm."""
+    """Values between 0.68 and 1.2 come of all that are not below a three-hundredth of the Frobenius norm."""
     x = matrix(rows, columns, seed)
     u, s, vt = torch.linalg.svd(x, full_matrices=False)
     (found,) = orthogonal([scale * (u * s.clamp(min=0.05) @ vt)])

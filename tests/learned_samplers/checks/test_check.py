@@ -91,7 +91,7 @@ def test_the_global_generator_and_the_result_are_reproducible():
 
 
 def test_a_simulated_bias_above_half_of_the_variance_says_nothing_of_how_it_scales():
-    """SGLD's is s/(2 − s) at the stiffness s: 19 at 1.9, .90 at half of that, .31 at a quarter."""
+    """SGLD's is s/(2 − s) at the stiffness s: 19 at 1.9, 0.90 at half of that, 0.31 at a quarter."""
     settings = dict(stiffness=(1.9,), coordinates=4000, steps=300)
     near, far = (check_sampler(bent(Langevin, 1e-3), refinement=r, **settings) for r in (2, 4))
     assert not near.linear

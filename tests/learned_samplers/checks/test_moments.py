@@ -67,7 +67,7 @@ def test_a_chain_that_hardly_moves_is_unresolved_whatever_its_noise(heat):
 
 
 def test_the_stiffest_curvature_does_not_answer_for_the_softest():
-    """SGHMC of high friction, bent: it moves along 2.0 and hardly along .001."""
+    """SGHMC of high friction, bent: it moves along 2.0 and hardly along 0.001."""
 
     settings = dict(coordinates=1000, steps=200, tolerance=0.1, refinement=2)
     report = check_sampler(lambda p: bent(SGHMC)(p, 0.1, N, momentum_decay=1.0), stiffness=(0.5, 1e-3), **settings)

@@ -93,7 +93,7 @@ def gaussian(make, *, steps=1200, skip=300, chains=1500, curvatures=CURVATURES, 
 
 @pytest.mark.parametrize(("momentum_decay", "temperature"), [(0.1, 1.0), (0.3, 0.1)])
 def test_the_law_is_a_gaussians_up_to_the_step(momentum_decay, temperature):
-    """lr·k/N from .01 to .1: every variance within 2 % (bias under 1 %, 1,500 chains of 900 steps)."""
+    """lr·k/N from 0.01 to 0.1: every variance within 2 % (bias under 1 %, 1,500 chains of 900 steps)."""
     ratio, sampler = gaussian(
         lambda p: MCLMC(p, 1.0, N, momentum_decay=momentum_decay, temperature=temperature), temperature=temperature
     )
@@ -103,7 +103,7 @@ def test_the_law_is_a_gaussians_up_to_the_step(momentum_decay, temperature):
 
 
 def test_the_bias_and_the_energy_errors_grow_with_the_step():
-    """At lr·k/N from .1 to 1 the bias goes from −4 % to +20 %; ΔE²/d grows as lr³."""
+    """At lr·k/N from 0.1 to 1 the bias goes from −4 % to +20 %; ΔE²/d grows as lr³."""
     ratio, coarse = gaussian(lambda p: MCLMC(p, 10.0, N), steps=800)
     _, fine = gaussian(lambda p: MCLMC(p, 2.5, N), steps=200)
     assert ratio[0].item() == pytest.approx(0.96, abs=0.02)
@@ -144,7 +144,7 @@ def test_planted_faults_are_found(name, fault, lr, decay, bias, monkeypatch):
 
 
 def test_the_banana_against_quadrature():
-    """The same target as HMC's test; moments within .04 of max(1, |moment|)."""
+    """The same target as HMC's test; moments within 0.04 of max(1, |moment|)."""
     torch.manual_seed(0)
     start = torch.randn(4000, 2, dtype=torch.float64) - torch.tensor([0.0, 1.0])
     draws, _ = run_chains(banana_energy, start, 1200, cls=MCLMC, lr=0.02, momentum_decay=0.03)

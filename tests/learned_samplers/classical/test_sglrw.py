@@ -67,7 +67,7 @@ CASES = [  # hk, hV/T, T
 
 @pytest.mark.parametrize(("stiffness", "heat", "temperature"), CASES)
 def test_the_variance_and_the_clipped_share_are_those_of_the_walk(stiffness, heat, temperature):
-    """Tolerance: 2 % of the variance, .005 of the share; 20,000 coordinates, 200 steps."""
+    """Tolerance: 2 % of the variance, 0.005 of the share; 20,000 coordinates, 200 steps."""
     h = 1e-3
     settings = dict(k=stiffness / h, h=h, noise=heat * temperature / h, temperature=temperature)
     variance, clipped = walk(**settings)
@@ -79,7 +79,7 @@ def test_the_variance_and_the_clipped_share_are_those_of_the_walk(stiffness, hea
 def test_the_bias_vanishes_with_the_step_and_is_none_without_clipping_whatever_the_noise():
     biases = [abs(walk(50.0, h, 1000.0)[0] * 50 - 1) for h in (2e-3, 1e-3, 5e-4)]
     assert biases[0] > 2 * biases[1] > 4 * biases[2]
-    variance, clipped = walk(50.0, 1e-3, 50.0)  # hV/T = .05
+    variance, clipped = walk(50.0, 1e-3, 50.0)  # hV/T = 0.05
     assert clipped < 1e-5
     assert variance * 50 == pytest.approx(1, abs=1e-4)
 

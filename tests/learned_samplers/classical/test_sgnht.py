@@ -37,7 +37,7 @@ def test_the_friction_rises_by_the_heat_and_the_variance_stays_right(heat):
 
 @pytest.mark.parametrize("heat", [1.7, 2.2, 20.0])
 def test_beyond_the_largest_friction_the_chain_is_hot_and_stays_finite(heat):
-    """θ is an AR(1) process: Var θ = T(a + ηV/2T)/(k(1 − ηk/2)), ηk = .02."""
+    """θ is an AR(1) process: Var θ = T(a + ηV/2T)/(k(1 − ηk/2)), ηk = 0.02."""
     ratio, friction, _ = run(heat, 4000)
     assert friction == 1.0
     assert ratio == pytest.approx((0.1 + heat) / (1 - 0.01), rel=0.04)

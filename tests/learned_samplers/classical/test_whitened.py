@@ -145,7 +145,7 @@ def test_one_that_joins_moves_along_its_momentum_until_its_turn():
 
 
 def test_what_check_sampler_finds_is_what_the_docstring_says():
-    """The variance is 1.7 times the target's at lr·k/N = .05 and 7.8 times at .2; of fewer coordinates here."""
+    """The variance is 1.7 times the target's at lr·k/N = 0.05 and 7.8 times at 0.2; of fewer coordinates here."""
     report = check_sampler(
         lambda params: WhitenedSGHMC(params, num_data=50_000), stiffness=(0.05, 0.2), coordinates=(20, 22), seed=0
     )

@@ -26,7 +26,7 @@ def test_ess_of_an_autoregressive_chain(rho, method):
     estimate = diagnostics.ess(autoregressive(rho), method=method)
     expected = 16000 * (1 - rho) / (1 + rho)
     assert estimate.shape == (20,)
-    # One estimate scatters by about 10 % at ρ = .9; the mean of twenty by 2 %.
+    # One estimate scatters by about 10 % at ρ = 0.9; the mean of twenty by 2 %.
     assert estimate.mean() == pytest.approx(expected, rel=0.08)
 
 

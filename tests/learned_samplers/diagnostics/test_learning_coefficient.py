@@ -199,7 +199,7 @@ def test_dropout_that_is_left_on_is_refused_by_name_and_evaluation_mode_goes_on(
 def test_minibatches_are_scored_apart_from_those_of_the_steps():
     """Each state's reported loss, an epoch's mean, against the loss of all data at the same states.
 
-    A minibatch scored at weights that the others of its epoch have moved is too high: here by .19 in λ̂ (measured).
+    A minibatch scored at weights that the others of its epoch have moved is too high: here by 0.19 in λ̂ (measured).
     """
     torch.manual_seed(0)
     x = torch.randn(500, 6)

@@ -27,7 +27,7 @@ def test_conventions_of_scikit_learn(estimator, check):
 
 
 def table(rows=200, seed=0):
-    """y = x₀ + (.1 + .4·[x₁ > 0])·ξ."""
+    """y = x₀ + (0.1 + 0.4·[x₁ > 0])·ξ."""
     random = np.random.default_rng(seed)
     x = random.uniform(-1, 1, (rows, 2))
     return x, 10 + 3 * (x[:, 0] + (0.1 + 0.4 * (x[:, 1] > 0)) * random.standard_normal(rows))

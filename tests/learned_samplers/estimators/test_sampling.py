@@ -41,7 +41,7 @@ OPTIONS = {"model": nn.Linear(12, 1), "samples": 200, "seed": 0}
 
 @pytest.mark.parametrize("batch_size", [None, 30])
 def test_the_law(batch_size, monkeypatch):
-    """Means within .15 standard deviations, these within 25 %, of all weights together within 6 %."""
+    """Means within 0.15 standard deviations, these within 25 %, of all weights together within 6 %."""
     monkeypatch.setattr(sampling, "ENERGY_VARIANCE", (0.01, 0.002))
 
     def ratios(count=1.0):
@@ -114,7 +114,7 @@ def test_scales_keep_the_networks_and_shrink_what_the_data_fix():
     equalise(chains, losses_of(chains), 60, PRIOR)
     torch.testing.assert_close(chains(INPUTS), before)
     scale = chains.scale_0[0, 0]
-    assert scale[1] < scale[0] < scale[2]  # inputs of spread 3, 1 and .3
+    assert scale[1] < scale[0] < scale[2]  # inputs of spread 3, 1 and 0.3
 
 
 def test_burn_in():

@@ -66,7 +66,7 @@ def test_conformal_sets_cover_even_if_the_network_is_wrong(level):
 
 @pytest.mark.parametrize(("n", "targets", "level"), [(2, 100, 0.9), (9, 50, 0.95), (39, 20, 0.9)])
 def test_targets_that_share_an_error_count_as_one_example(n, targets, level):
-    """Counted one by one, two examples of 100 targets would promise .9 and hold .67."""
+    """Counted one by one, two examples of 100 targets would promise 0.9 and hold 0.67."""
     stream, covered = torch.Generator().manual_seed(0), []
     for _ in range(600):
         errors = torch.randn(n + 1, 1, generator=stream).expand(-1, targets)

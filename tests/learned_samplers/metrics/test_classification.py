@@ -43,7 +43,7 @@ def test_small_example_by_hand():
     assert scores["nll"] == pytest.approx(-math.log(0.7 * 0.8 * 0.3 * 0.25) / 4, rel=1e-6)
     rows = [0.3**2 + 0.2**2 + 0.1**2, 0.1**2 + 0.2**2 + 0.1**2, 0.7**2 + 0.3**2 + 0.4**2, 0.25**2 + 0.5**2 + 0.75**2]
     assert scores["brier"] == pytest.approx(sum(rows) / 4, rel=1e-6)
-    # Confidences .7 (right), .8 (right), .4 (wrong), .5 (wrong) fall into four different bins.
+    # Confidences 0.7 (right), 0.8 (right), 0.4 (wrong), 0.5 (wrong) fall into four different bins.
     assert scores["ece"] == pytest.approx((0.3 + 0.2 + 0.4 + 0.5) / 4, rel=1e-6)
     assert list(scores) == ["accuracy", "nll", "ece", "brier"]
     assert all(type(score) is float for score in scores.values())
@@ -71,7 +71,7 @@ def test_properties(count, classes, num_bins, seed, dtype, numpy):
 
 
 def test_certain_predictions_share_the_last_bin():
-    # One bin: |mean accuracy − mean confidence| = |.75 − .975|. A bin of its own for 1.0 would give .2625.
+    # One bin: |mean accuracy − mean confidence| = |0.75 − 0.975|. A bin of its own for 1.0 would give 0.2625.
     probs = torch.tensor([[1.0, 0.0]] * 2 + [[0.95, 0.05]] * 2)
     labels = torch.tensor([0, 1, 0, 0])
     assert metrics.ece(probs, labels) == pytest.approx(0.225, abs=1e-6)
@@ -122,7 +122,7 @@ def test_what_two_samples_know_of_each_other():
     samples = torch.tensor([[[1.0, 0], [0.5, 0.5], [1, 0]], [[0, 1.0], [0.5, 0.5], [1, 0]]])
     information = metrics.mutual_information(samples)
     assert information.tolist() == pytest.approx([math.log(2), 0, 0], abs=1e-12)
-    # −½ log .9 − ½ log .2 less −log .55.
+    # −½ log 0.9 − ½ log 0.2 less −log 0.55.
     gained = metrics.ambiguity(torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]]), torch.tensor([0]))
     assert gained == pytest.approx(math.log(0.55) - 0.5 * math.log(0.9 * 0.2))
     probs, labels = random_probs(6, 50, 4), random_labels(50, 4)

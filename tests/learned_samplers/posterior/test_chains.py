@@ -120,7 +120,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_chain_has_its_own_law(name):
-    """Means within .1 posterior standard deviations, and these within 8 %, of 40 chains each under three priors."""
+    """Means within 0.1 posterior standard deviations, and these within 8 %, of 40 chains each under three priors."""
     cls, steps, settings = CASES[name]
     found = draws(sample(cls, steps, PRIORS.repeat_interleave(40), **settings)).view(3, -1, 3)
     for own, prior in zip(found, PRIORS.tolist()):

@@ -285,7 +285,7 @@ def test_the_average_of_a_function_s_half_precision_outputs_is_in_single_precisi
     network = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)).bfloat16()
     found = collection([network] * 2000).predict(X.bfloat16(), output=lambda p: p)
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found.sum(1), torch.ones(7), rtol=0, atol=0.01)  # .66 to .77 in bfloat16
+    torch.testing.assert_close(found.sum(1), torch.ones(7), rtol=0, atol=0.01)  # 0.66 to 0.77 in bfloat16
 
 
 # -- uncertainty and draws, against closed forms ----------------------------------------------------------------------

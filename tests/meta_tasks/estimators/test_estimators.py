@@ -92,7 +92,7 @@ def test_perturbations_are_named_and_normal():
     steps = torch.stack([perturbation(0, (i, 0), 0.5, 50) for i in range(100)])
     assert torch.equal(steps[3], perturbation(0, (3, 0), 0.5, 50))
     assert not any(torch.equal(steps[3], perturbation(*other, 0.5, 50)) for other in ((1, (3, 0)), (0, (3, 1))))
-    assert abs(steps.std() - 0.5) < 0.025  # 5000 draws: standard error .005
+    assert abs(steps.std() - 0.5) < 0.025  # 5000 draws: standard error 0.005
     torch.testing.assert_close(antithetic_members(torch.ones(50), 0, [(3, 0)], 0.5).mean(0), torch.ones(50))
 
 
@@ -163,6 +163,6 @@ def test_noise_reuse_over_an_episode_is_es_on_the_mean_of_the_running_losses():
             total = 0.0
     gradients = torch.cat(gradients)
     exact = sum(5 * w * 0.9 ** (5 * w - 1) for w in (1, 2, 3, 4)) / 4
-    # E of antithetic ES on x^n is the derivative up to σ²: n³φ^(n−3)σ²/2 here, .8 % at n = 20
+    # E of antithetic ES on x^n is the derivative up to σ²: n³φ^(n−3)σ²/2 here, 0.8 % at n = 20
     assert abs(gradients.mean().item() - exact) < 0.01 * exact + 4.5 * gradients.std().item() / math.sqrt(episodes)
     assert gradients.std().item() / math.sqrt(episodes) < 0.05 * exact

@@ -136,7 +136,7 @@ def test_exact_draws_at_any_temperature_are_not_pushed_anywhere(temperature):
     unroll._read(*gaussian.loss_and_gradient(unroll.parameter.detach(), unroll._indices()))
     total = unroll.objective.close_window(N, unroll.counts)
     (by_scale,) = torch.autograd.grad(total, scale)
-    assert abs(by_scale.item() * N) < 0.1 * d  # the law at T = 1 in the place of that at .1 would give −.9·d
+    assert abs(by_scale.item() * N) < 0.1 * d  # the law at T = 1 in the place of that at 0.1 would give −0.9·d
     energy = unroll.objective.loss().mean().item() * N
     assert energy == pytest.approx(d / 2, rel=0.1)  # of U/T
 
@@ -239,7 +239,7 @@ def test_other_rules_are_trained_so_on_images():
 
 @pytest.mark.parametrize("temperature", [1.0, 0.1])
 def test_chains_that_go_down_are_replayed_at_any_temperature(temperature):
-    """What is compared is one energy, U/(N·T): at T = .1 the loss alone would make every chain look run away."""
+    """What is compared is one energy, U/(N·T): at T = 0.1 the loss alone would make every chain look run away."""
     family = family_named(
         "digits",
         temperatures=(temperature,),

@@ -114,7 +114,7 @@ def test_a_member_takes_the_steps_of_the_optimizer(name, temperature, monkeypatc
         run.advance(weights, 6)
         # six steps in single precision, with gradients summed in another order; a finite difference with δ = 1e-3 makes
         # a thousand times as much of that, and more where it crosses a kink of ReLU in one of the two and not in the
-        # other (9e-3 on one kind of CPU). Without the Hessian-vector product the difference is .6 and more.
+        # other (9e-3 on one kind of CPU). Without the Hessian-vector product the difference is 0.6 and more.
         tolerance = {"kinetic": 2e-2, "l2e-matrix": 1e-3, "l2e-attenuated": 1e-3}.get(name, 2e-4)
         torch.testing.assert_close(run.parameter[member], replayed, rtol=2e-3, atol=tolerance)
         moved = (replayed - task.initial(derive_seed(seed, "initial"))).abs().max()

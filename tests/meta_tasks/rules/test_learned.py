@@ -35,7 +35,7 @@ def test_a_rule_says_what_it_is_and_gives_its_network():
 
 @pytest.mark.parametrize("hidden", [None, ()])
 def test_a_start_is_the_feature_itself(hidden):
-    """With Adam's direction as the start, a step is that of SGHMC and of Adam (its decays .9 and .99) side by side."""
+    """With Adam's direction as the start, a step is that of SGHMC and of Adam (decays 0.9 and 0.99) side by side."""
     rule = L2ERule(
         "residual", "adaptive", hidden, start=("average_0.9_to_rms", 2.0), beta_scale=3.0, friction_scale=0.0
     )
@@ -74,7 +74,7 @@ def weight_file(folder, rule, weights=None):
 
 
 def test_a_weight_file_is_a_start_with_the_scales_that_it_was_trained_with(tmp_path):
-    """Left out is the rule's own value, in the card as in the options: s_α = .1, f = 1."""
+    """Left out is the rule's own value, in the card as in the options: s_α = 0.1, f = 1."""
     path, weights = weight_file(tmp_path, L2ERule("residual", "paper", (4,), beta_scale=3, friction_scale=1.0))
     for same in ({"beta_scale": 3.0}, {"beta_scale": 3, "alpha_scale": 0.1, "num_data_in_training": None}):
         second = L2ERule("residual", "paper", (4,), start=path, **same)

@@ -63,7 +63,7 @@ def best_loss(family):
 
 @pytest.mark.parametrize("estimator", [es(), nres()], ids=["es", "nres"])
 def test_learnable_sgd_learns_its_learning_rate(estimator):
-    # lr .02 and twelve steps on curvatures of about 3/5 leave nearly all of the loss; a good step takes it to a few %
+    # lr 0.02 and twelve steps on curvatures of about 3/5 leave nearly all of the loss; a good step takes it to a few %
     family = QuadraticFamily(lr=0.02)
     learned = run(family=family, estimator=estimator, iterations=80, max_gradient_norm=None)
     first, last = (sum(learned.history["loss"][part]) / 10 for part in (slice(0, 10), slice(-10, None)))

@@ -24,7 +24,7 @@ POINTS = 200  # of a regret curve that are kept
 #: The wheel's radii δ by the problem's name.
 WHEELS = {f"wheel_{delta}": delta for delta in (0.5, 0.7, 0.9, 0.95, 0.99)}
 #: For each kind of problem by what rewards are divided before the network sees them, and the standard deviation of the
-#: noise that the likelihood assumes, in units of the reward. The wheel's own, .01, is too small to learn from.
+#: noise that the likelihood assumes, in units of the reward. The wheel's own, 0.01, is too small to learn from.
 SCALES = {"mushroom": (10.0, 1.0), "wheel": (50.0, 5.0)}
 
 

@@ -7,7 +7,7 @@ first run:
 1. **Rates** are chosen at 5 epochs by the NLL of the 9,040 validation images, of the averaged prediction: three rates a
    method, neighbours in 1, 2, 5, 10, three seeds (100, 101, 102), the mean over seeds decides, a collapsed run (NLL
    above that of uniform predictions) counts as uniform predictions. A choice at the edge is said in the table and not
-   extended. Samplers run at T = .1. Every plain optimizer has the prior's gradient λθ/N.
+   extended. Samplers run at T = 0.1. Every plain optimizer has the prior's gradient λθ/N.
 2. **The table**: 50 epochs, seeds 1 and 2, one run a row: one chain, cycles of ten epochs, or five networks of ten
    epochs each. The best sampler also at T = 0.
 3. **Test images**: those with an even index in the official order may be scored at any time; those with an odd one stay

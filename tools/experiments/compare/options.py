@@ -55,7 +55,7 @@ class CompareOptions(NetworkOptions):
     keep: int = 4
     # Seeds over which the validation NLL of a setting is averaged; not those of the final runs.
     tune_seeds: int = 3
-    # Values that are tuned beside the learning rate, such as temperature=1,.1 weight_decay=0 burn_in=.5,.8.
+    # Values that are tuned beside the learning rate, such as temperature=1,0.1 weight_decay=0 burn_in=0.5,0.8.
     values: tuple[str, ...] = ()
     # So many test images under the 15 corruptions × 5 severities of CIFAR-10-C, made by this project's own code.
     corruptions: int = 0

@@ -12,8 +12,8 @@ Learning rates are those of earlier tables on the same network (docs/tables/digi
 chosen there by validation NLL), else a method's own; nothing is chosen here. Barriers, divergences and disagreement are
 of test images (at most 1,000), over 1,000 lines drawn from the pairs of 100 samples, over all pairs of ten.
 
-**The criterion**: a sampler *explores* if the median barrier over all pairs of its samples is above .1 nats where that
-of cyclical SGMCMC is below .02, while a sample alone has an NLL within 5 % of that of a sample of `SGHMC` (or below).
+**The criterion**: a sampler *explores* if the median barrier over all pairs of its samples is above 0.1 nats where that
+of cyclical SGMCMC is below 0.02, while a sample alone has an NLL within 5 % of that of a sample of `SGHMC` (or below).
 **The control**: `SGHMC` at the rate at which its steps are as long (‖Δθ‖², over the second half of the first seed's
 run) as those of `L2E`. What comes out is the first sentence of the page on learned samplers.
 """

@@ -87,7 +87,7 @@ class LinearOptions:
     start_weights: Path | None = None
     # What a unit of the direction's numbers is worth beside the gate's. A larger one leaves the start sooner.
     direction_share: float = 0.3
-    # With --normalise-output True: what each component of the direction loses after each iteration (try .01), so that
+    # With --normalise-output True: what each component of the direction loses after each iteration (try 0.01), so that
     # features whose meta-gradient is noise drop out of it.
     direction_sparsity: float = 0.0
     # Features that the direction leaves out, such as parameter: to go along the weight itself changes the prior, and

@@ -25,7 +25,7 @@ from learned_samplers.plots import PALETTE
 NUM_DATA, LR, DECAY = 100, 0.1, 0.1
 #: h = lr/N: SGLD's step size in the energy. A Gaussian of curvature k has the dimensionless step size x = hk.
 H = LR / NUM_DATA
-#: Variance of the minibatches' noise on ∇U, that which heats SGLD by 2 %: hV/2T = .02.
+#: Variance of the minibatches' noise on ∇U, that which heats SGLD by 2 %: hV/2T = 0.02.
 NOISE = 0.02 * 2 / H
 #: EntropyMCMC's η, ten times h.
 GUIDE_VARIANCE = 10 * H

@@ -114,7 +114,7 @@ def test_it_is_differentiable_in_the_weights_through_several_steps(detach):
 
 
 def test_the_settings_of_the_published_code_are_those_of_the_paper():
-    """η = √(.007/N), D = (.01/η)·Q² + 50·|f_D|: lr .007, a .01, s_D = 50·η/.01, and its clip of 1,000 is 1,000·η."""
+    """η = √(.007/N), D = (.01/η)·Q² + 50·|f_D|: lr 0.007, a 0.01, s_D = 50·η/.01, and its clip of 1,000 is 1,000·η."""
     n, k, network = 60_000.0, 50.0, meta_network()
     eta = math.sqrt(0.007 / n)
     generator = torch.Generator().manual_seed(0)

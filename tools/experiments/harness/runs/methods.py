@@ -204,7 +204,7 @@ def _soap(params: Groups, lr: float, weight_decay: float) -> torch.optim.Optimiz
 
 
 _SGD, _ADAM = optimizer(torch.optim.SGD, **_MOMENTUM), optimizer(torch.optim.Adam)
-# The memory of IVON's curvature must fit into the run; .99999 is the paper's, of 200 epochs.
+# The memory of IVON's curvature must fit into the run; 0.99999 is the paper's, of 200 epochs.
 _IVON = sampler(IVON, betas=lambda plan: (0.9, min(0.99999, max(0.9, 1 - 10 / plan.steps))), hess_init=lambda plan: 0.5)
 # The mass is adapted for the first half of burn-in and frozen for the other.
 _ADAPTED = sampler(AdaptedSGHMC, warmup_steps=lambda plan: plan.burn_in(0.5), **_FRICTION)

@@ -20,8 +20,8 @@ class Muon(torch.optim.Optimizer):
     """Steps along the orthogonal factor of each matrix's momentum; biases and the like are Adam's.
 
     With m ← d·m + (1−d)·(g + wd·θ) and U·S·Vᵀ the Nesterov momentum d·m + (1−d)·g of a tensor as a matrix with a row
-    for each output: θ ← θ − lr·.2·√(longer side)·U·Vᵀ. (K. Jordan et al., Muon, 2024; U·Vᵀ by five Newton–Schulz
-    iterations.) Tensors with fewer than two axes: Adam, β = (d, .99).
+    for each output: θ ← θ − lr·0.2·√(longer side)·U·Vᵀ. (K. Jordan et al., Muon, 2024; U·Vᵀ by five Newton–Schulz
+    iterations.) Tensors with fewer than two axes: Adam, β = (d, 0.99).
 
     Args:
         params: parameters or groups.
