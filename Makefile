@@ -49,7 +49,7 @@ docs-serve: $(READY)  ## show the documentation at http://127.0.0.1:8000, and ag
 $(READY): pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV) || $(PYTHON) -m venv --clear --without-pip $(VENV)
 	$(call install,.[dev])
-	$(PY) -W ignore -c "from learned_samplers.learned.native.library import native_library as find; find()"
+	$(PY) -W ignore -c "from learned_samplers.learned.native.kernel import native_library as find; find()"
 	touch $@
 
 clean:           ## remove what builds and runs leave behind
