@@ -392,6 +392,8 @@ class AdaptedSGHMC(Sampler):
                         f"{step} steps are over; let it join before the mass is frozen, or use from_optimizer"
                     )
         if self.explorer is not None and not self._explores(self.param_groups[0]):
+            if isinstance(self.explorer.optimizer, Sampler):  # what it has said of the noise is said
+                self.reseeding.warned |= self.explorer.optimizer.reseeding.warned
             self.explorer = None
         return evaluation
 
