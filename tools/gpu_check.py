@@ -8,8 +8,8 @@ Needs the library and its dependencies, nothing else (--data also torchmetrics a
 resumes and moves between devices; predictions and meta-training's inner loop are those of the CPU. (b) Milliseconds of
 a step and a training step beside torch's Adam, on a ResNet-20 and a transformer of ten million weights. (c)
 Member-steps a second of meta-training, and the hours of the L2E paper's protocol. (d) In what is left of --minutes,
-CIFAR-10 at 32×32, compiled. Writes gpu_check.json and gpu_check.md under --out, after each part. Ends with 1 if (a)
-found something.
+with --data, the runs of `cifar32.py`. Writes gpu_check.json and gpu_check.md under --out, after each part. Ends with 1
+if (a) found something.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import platform
 import sys
 import tempfile
@@ -28,8 +29,8 @@ from typing import Any
 
 import torch
 from experiments.benchmarks.samplers import NUM_DATA, SAMPLERS, step_of
-from experiments.cifar32 import run as cifar32
-from experiments.cifar32.methods import DERIVED, METHODS
+from experiments.cifar32.study import Study
+from experiments.cifar32.study import table as cifar32_table
 from torch import Tensor, nn
 
 from learned_samplers import HMC, MCLMC, SGHMC, SGLRW, KineticL2E, PosteriorSamples, SampleCollection, WhitenedSGHMC
@@ -43,14 +44,12 @@ from meta_tasks.rules.learned import L2ERule
 from meta_tasks.tasks.task import ImageTask, TaskConfig
 
 BLOCK, LEAST = 20, 0.3  # calls that are timed together, and seconds in which they are repeated
-COMPILING = 60.0  # seconds below which a network is not compiled any more
 WIDTH, HEADS, DEPTH = 320, 8, 8  # of the transformer
 BATCH = 64
 #: Channels, depth and batch of the inner loops, at 28×28, and how many members run side by side.
 INNER = ((4, 1, 128), (8, 3, 128), (16, 5, 128))
 MEMBERS = (2, 32)
 PAPER = 1000 * 2 * 3000  # member-steps of the L2E paper's meta-training
-ROWS = ("SGHMC", "L2E", "SGD, cosine", "Muon, cosine")
 MORE: dict[str, Callable[[Any], Any]] = {
     "WhitenedSGHMC": lambda params: WhitenedSGHMC(params, 1e-9, NUM_DATA),
     "KineticL2E": lambda params: KineticL2E(params, 1e-9, NUM_DATA),
@@ -275,53 +274,11 @@ def meta_training(device: str, enough: Callable[[], bool]) -> dict[str, dict[str
 # ---------------------------------------------------------------- (d) the table at 32×32
 
 
-def rows(device: str, data: Path | None, seconds: float) -> dict[str, dict[str, Any]]:
-    """A row each, with as many whole epochs as its share of the seconds has; without data the speed alone."""
-    start, found = time.perf_counter(), dict[str, dict[str, Any]]()
-    if data is None:
-        images, labels = torch.randn(10 * cifar32.BATCH, 3, 32, 32), torch.arange(10 * cifar32.BATCH) % 10
-        known: dict[str, Tensor] = {"train_images": images.to(device), "train_labels": labels.to(device)}
-        per_epoch = 40_960 // cifar32.BATCH
-    else:
-        known = {name: x.to(device) for name, x in cifar32.data(data).items()}
-        per_epoch = len(known["train_images"]) // cifar32.BATCH
-    for number, name in enumerate(ROWS):
-        left = (seconds - (time.perf_counter() - start)) / (len(ROWS) - number)
-        if left < COMPILING:
-            break
-        method = (METHODS | DERIVED)[name]
-        torch.compiler.reset()  # torch compiles the same lines a few times only
-        batches = torch.arange(len(known["train_images"]), device=device).split(cifar32.BATCH)[:-1]
-
-        def network(steps: int, method: Any = method) -> Any:
-            with torch.device(device):
-                return cifar32._Network(method, method.rates[1], 40_960, steps, 1)
-
-        began, trial = time.perf_counter(), network(10**6)
-        trial.step(*(known[f"train_{each}"][batches[0]] for each in ("images", "labels")))
-        synchronize(device)
-        compiling, began = time.perf_counter() - began, time.perf_counter()
-        for batch in batches[:8]:
-            trial.step(known["train_images"][batch], known["train_labels"][batch])
-        synchronize(device)
-        epoch = (time.perf_counter() - began) / len(batches[:8]) * per_epoch
-        found[name] = {"seconds an epoch": epoch, "hours of 50": epoch / 72, "seconds of compiling": compiling}
-        epochs = int((left - 2 * compiling) / epoch) if data is not None else 0
-        if epochs < 1:
-            continue
-        run, total = network(epochs * per_epoch), epochs * per_epoch
-        kept: dict[str, list[Tensor]] = {"val": [], "test": []}
-        for step in range(1, total + 1):
-            if (step - 1) % per_epoch == 0:
-                order = torch.randperm(len(known["train_images"]), device=device)
-            batch = order[(step - 1) % per_epoch * cifar32.BATCH :][: cifar32.BATCH]
-            run.step(known["train_images"][batch], known["train_labels"][batch])
-            if cifar32._keeps(method, step, total, total):
-                run.predict(known, kept)
-        stacked = {each: torch.stack(x).cpu() for each, x in kept.items()}
-        answers = {each: x.cpu() for each, x in known.items() if "labels" in each}
-        found[name] |= {"epochs": epochs, "lr": method.rates[1], **cifar32.scores(stacked, answers)}
-    return found
+def rows(device: str, data: Path, out: Path, minutes: float) -> str:
+    """`tools/cifar32.py runs` for so many minutes, and its table."""
+    jobs = 1 if device == "cpu" else max((os.cpu_count() or 3) - 2, 1)
+    Study(out / "cifar32", data, device, jobs, minutes).all()
+    return cifar32_table(out / "cifar32")
 
 
 # ---------------------------------------------------------------- the page
@@ -347,7 +304,7 @@ def page(found: dict[str, Any]) -> str:
     if own := found.get("meta_training"):
         parts.append(f"## Meta-training, and hours for the L2E paper's protocol\n\n{table(own, 'members')}")
     if own := found.get("cifar32"):
-        parts.append(f"## CIFAR-10 at 32×32, ResNet-20-FRN, batch {cifar32.BATCH}\n\n{table(own, 'method')}")
+        parts.append(f"## CIFAR-10 at 32×32, ResNet-20-FRN\n\n{own}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -372,8 +329,10 @@ def main(arguments: list[str] | None = None) -> int:
         "checks": lambda: checks(device),
         "meta_training": lambda: meta_training(device, lambda: left(0.3) < 0),
         "milliseconds": lambda: speeds(device, lambda: left(0.7) < 0),
-        "cifar32": lambda: rows(device, options.data, left()),
+        "cifar32": lambda: rows(device, options.data, options.out, left() / 60),
     }
+    if options.data is None:
+        del parts["cifar32"]
     options.out.mkdir(parents=True, exist_ok=True)
     for part, make in parts.items():
         if part != "checks" and left() < 0:

@@ -13,6 +13,7 @@ from learned_samplers import WhitenedSGHMC
 from learned_samplers.base import matrices
 from learned_samplers.base.matrices import (
     inverse_root,
+    newton_inverse_root,
     operations,
     orthogonal,
     renew_roots_,
@@ -201,6 +202,23 @@ def test_inverse_roots(exponent):
     power = torch.linalg.matrix_power(torch.linalg.inv(root), round(1 / exponent))
     expected = covariance / covariance.norm() + 1e-4 * torch.eye(5, dtype=torch.float64)
     torch.testing.assert_close(power, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("rows", [8, 64, 400])
+def test_the_root_by_products_is_that_by_eigenvectors_at_any_precision_asked_for(rows):
+    """In single precision, of covariances of few and of many gradients; 2·10⁻⁴ is what rounding leaves."""
+    x = matrix(rows, 144) * torch.logspace(0, -3, 144)
+    covariance = x.mT @ x
+    ridged = covariance / covariance.norm() + 1e-4 * torch.eye(144, dtype=torch.float64)
+    torch.set_float32_matmul_precision("high")
+    try:
+        root = newton_inverse_root(ridged.float())
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    exact = inverse_root(covariance)
+    assert (root - exact).norm() < 1e-3 * exact.norm()
+    assert (newton_inverse_root(ridged) - exact).norm() < 1e-8 * exact.norm()
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-25, math.inf, math.nan])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from experiments.harness.runs.muon import Muon, Shampoo
-from learned_samplers import L2E, SGHMC
+from learned_samplers import L2E, SGHMC, AdaptedSGHMC, WhitenedSGHMC
 from learned_samplers.approximations import IVON
 
 Make = Callable[[list[torch.Tensor], float, int, int], torch.optim.Optimizer]
@@ -77,27 +78,61 @@ def _l2e(temperature: float = TEMPERATURE) -> Make:
     return lambda params, lr, num_data, steps: L2E(params, lr, num_data, total_steps=steps, **_posterior(temperature))
 
 
+def _adapted(temperature: float = TEMPERATURE, cycles: bool = False) -> Make:
+    """``lr`` is that of the warm-up; the chain's is half as much again, as by default."""
+
+    def make(params: list[torch.Tensor], lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+        kwargs: dict[str, Any] = {"total_steps": steps, "cycle_length": steps if cycles else None}
+        warmup = partial(WhitenedSGHMC, lr=lr)
+        return AdaptedSGHMC(params, 1.5 * lr, num_data, warmup=warmup, **kwargs, **_posterior(temperature))
+
+    return make
+
+
+#: Whose rates are chosen, the slowest first.
 METHODS: dict[str, Method] = {
-    "SGD, cosine": Method(_sgd, (0.05, 0.1, 0.2), cosine=True),
-    "Adam, cosine": Method(_adam, (0.001, 0.002, 0.005), cosine=True),
-    "Adam, moving average": Method(_adam, (0.001, 0.002, 0.005), "ema"),
-    "Muon, cosine": Method(_muon, (0.005, 0.01, 0.02), cosine=True),
-    "Muon, trajectory": Method(_muon, (0.005, 0.01, 0.02), "trajectory"),
-    "Shampoo, cosine": Method(_shampoo, (0.002, 0.005, 0.01), cosine=True),
-    "Shampoo, trajectory": Method(_shampoo, (0.002, 0.005, 0.01), "trajectory"),
     "SOAP, moving average": Method(_soap, (0.001, 0.002, 0.005), "ema"),
-    "SOAP, trajectory": Method(_soap, (0.001, 0.002, 0.005), "trajectory"),
-    "SGHMC": Method(_sghmc(), (0.05, 0.1, 0.2), "trajectory", sampler=True),
-    "IVON": Method(_ivon, (0.05, 0.1, 0.2), "draws", cosine=True, sampler=True),
     "L2E": Method(_l2e(), (0.001, 0.002, 0.005), "trajectory", sampler=True),
+    "AdaptedSGHMC": Method(_adapted(), (0.001, 0.002, 0.005), "trajectory", sampler=True),
+    "Shampoo, trajectory": Method(_shampoo, (0.002, 0.005, 0.01), "trajectory"),
+    "Shampoo, cosine": Method(_shampoo, (0.002, 0.005, 0.01), cosine=True),
+    "Muon, trajectory": Method(_muon, (0.005, 0.01, 0.02), "trajectory"),
+    "IVON": Method(_ivon, (0.05, 0.1, 0.2), "draws", cosine=True, sampler=True),
+    "SGHMC": Method(_sghmc(), (0.05, 0.1, 0.2), "trajectory", sampler=True),
+    "Adam, moving average": Method(_adam, (0.001, 0.002, 0.005), "ema"),
+    "SGD, cosine": Method(_sgd, (0.05, 0.1, 0.2), cosine=True),
 }
 #: Rows whose rate was chosen for another one; at 5 epochs they are not run.
 DERIVED: dict[str, Method] = {
-    "SGHMC in cycles": Method(_sghmc(), (), "trajectory", sampler=True, cycles=5, rate_of="SGHMC"),
-    "L2E in cycles": Method(_l2e(), (), "trajectory", sampler=True, cycles=5, rate_of="L2E"),
+    "SGHMC in cycles": Method(_sghmc(), (), "trajectory", cosine=True, sampler=True, cycles=5, rate_of="SGHMC"),
+    "L2E in cycles": Method(_l2e(), (), "trajectory", cosine=True, sampler=True, cycles=5, rate_of="L2E"),
+    "AdaptedSGHMC in cycles": Method(
+        _adapted(cycles=True), (), "trajectory", sampler=True, cycles=5, rate_of="AdaptedSGHMC"
+    ),
     "5 networks by SGD": Method(_sgd, (), cosine=True, networks=5, rate_of="SGD, cosine"),
-    "5 networks by Muon": Method(_muon, (), cosine=True, networks=5, rate_of="Muon, cosine"),
     "5 networks by Shampoo": Method(_shampoo, (), cosine=True, networks=5, rate_of="Shampoo, cosine"),
     "SGHMC, T = 0": Method(_sghmc(0.0), (), "trajectory", sampler=True, rate_of="SGHMC"),
     "L2E, T = 0": Method(_l2e(0.0), (), "trajectory", sampler=True, rate_of="L2E"),
+    "AdaptedSGHMC, T = 0": Method(_adapted(0.0), (), "trajectory", sampler=True, rate_of="AdaptedSGHMC"),
 }
+#: In the order in which they are run.
+ROWS = (
+    "SGD, cosine",
+    "SGHMC",
+    "L2E",
+    "AdaptedSGHMC",
+    "AdaptedSGHMC in cycles",
+    "5 networks by SGD",
+    "Shampoo, trajectory",
+    "5 networks by Shampoo",
+    "SGHMC in cycles",
+    "Muon, trajectory",
+    "SOAP, moving average",
+    "Adam, moving average",
+    "IVON",
+    "AdaptedSGHMC, T = 0",
+    "L2E, T = 0",
+    "SGHMC, T = 0",
+    "L2E in cycles",
+    "Shampoo, cosine",
+)
