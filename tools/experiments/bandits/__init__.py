@@ -1,4 +1,4 @@
-"""Are f-SVGD's particles a posterior worth deciding with? Thompson sampling on two bandits (docs/bandits.md).
+"""Are f-SVGD's particles a posterior worth deciding with? Thompson sampling on two bandits (docs/function_space.md).
 
-Answered on a CPU; to be deleted when docs/bandits.md has become a line on another page.
+Answered on a CPU; to be deleted when the bandits' section of docs/function_space.md quotes no numbers.
 """
