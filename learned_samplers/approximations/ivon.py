@@ -129,6 +129,7 @@ class IVON(Sampler):
     """
 
     badge = "heuristic"
+    side_by_side = ("stacked", "separate")
     not_sharded = "its gradients are taken at weights that it draws"
     #: Why `check_sampler` has nothing to look at.
     not_checked = (

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from learned_samplers.base import prior_mean, sharding, step, validation
 from learned_samplers.base.group_keys import GROUP_OPTIONS, known_options, momentum_as_decay, refuse_unknown
-from learned_samplers.base.guards import broken_off, overflow, precision, replicas, schedule, shards
+from learned_samplers.base.guards import broken_off, overflow, precision, replicas, schedule, shards, side_by_side
 from learned_samplers.base.guards.hyperparameters import ChangedHyperparameters
 from learned_samplers.base.guards.misuse import ClippingWatch, ReseedingWatch
 from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite
@@ -85,6 +85,10 @@ class Sampler(ResumableOptimizer):
     #: Why parameters must not be sharded over processes, "" where they may be: where the update acts on each weight by
     #: itself, or takes the statistics of whole tensors from `learned_samplers.base.guards.shards`.
     not_sharded: str = "its update may need more of a tensor than one process has"
+    #: How several networks may lie in the parameters (`Chains`) so that each moves as it would alone: "stacked" along a
+    #: leading axis where the update acts on each weight by itself, or takes one loss a network; "separate", a tensor
+    #: being of one network, where it takes each tensor by itself.
+    side_by_side: ClassVar[tuple[str, ...]] = ("separate",)
     #: Why there is no gradient through a step, "" where there is: see `learned_samplers.differentiable`.
     not_differentiable: ClassVar[str] = ""
     #: "auto", "replicated" or "independent"; see `learned_samplers.base.guards.replicas`.
@@ -147,6 +151,7 @@ class Sampler(ResumableOptimizer):
         self._validate_new(group)
         tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in listed]
         mesh = shards.mesh_of(self, listed)
+        side_by_side.refuse(self, listed)
         precision.validate(self, group, tensors)
         dtypes = [precision.working_dtype(group, p) for p in tensors]
         group["prior_mean"] = prior_mean.resolve(self, group["prior_mean"], tensors, dtypes)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from learned_samplers.base import sharding, validation
-from learned_samplers.base.guards import precision
+from learned_samplers.base.guards import precision, side_by_side
 
 # Parameters are updated in blocks of about this many coordinates, so that a block's noise is still in the processor's
 # cache when it is added and never takes as much memory as the parameters do.
@@ -181,6 +181,7 @@ def as_loss(value: Any) -> Tensor:
 def chains_of(loss: Tensor, params: list[Tensor]) -> int:
     """Number of chains that a closure's losses (M,) and the parameters' leading axes have; 0 for a scalar loss."""
     if loss.dim() == 0:
+        side_by_side.refuse_one_loss(params)
         return 0
     if loss.dim() == 1 and all(p.dim() and p.shape[0] == loss.shape[0] for p in params):
         return loss.shape[0]

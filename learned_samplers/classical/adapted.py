@@ -12,6 +12,7 @@ from torch import Tensor
 from learned_samplers.base import sharding, validation
 from learned_samplers.base.group_keys import SamplerOptions, momentum_as_decay
 from learned_samplers.base.guards.precision import MASTER, has_master, working_dtype
+from learned_samplers.base.guards.side_by_side import is_stacked
 from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
@@ -163,6 +164,7 @@ class AdaptedSGHMC(Sampler):
     hyperparameters = (*Sampler.hyperparameters, "momentum_decay", "integrator", "mass")
     rule = staticmethod(adapted_rule)
     needs_master_in_float16 = True
+    side_by_side = ("stacked", "separate")
     #: Makes the optimizer that explores, or None.
     warmup: MakeOptimizer | None = None
     #: Steps that the run is planned to have, or None.
@@ -244,6 +246,11 @@ class AdaptedSGHMC(Sampler):
         tensors = [each[1] if isinstance(each, tuple) else each for each in group.get("params", ())]
         if MASSES[group["mass"]].renewed_every and any(map(sharding.is_sharded, tensors)):
             raise TypeError(f"a mass of {group['mass']!r} cannot sample sharded parameters: take mass='diagonal'")
+        if MASSES[group["mass"]].renewed_every and any(map(is_stacked, tensors)):
+            raise TypeError(
+                f"AdaptedSGHMC cannot have mass={group['mass']!r} for chains that are stacked in one tensor, whose "
+                "matrix it would share among them: take Chains(..., separate=True)"
+            )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)

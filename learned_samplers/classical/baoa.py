@@ -72,6 +72,7 @@ class BAOA(Sampler):
 
     badge = "O(h)"
     not_sharded = ""
+    side_by_side = ("stacked", "separate")
     state_names = ("momentum",)
     hyperparameters = ("lr", "num_data", "temperature", "prior_precision", "momentum_decay")
     rule = staticmethod(baoa_rule)

@@ -164,6 +164,7 @@ class CyclicalSGMCMC(Sampler):
 
     badge = "heuristic"
     not_sharded = ""
+    side_by_side = ("stacked", "separate")
     structural = ("base",)
 
     def __init__(

@@ -75,6 +75,7 @@ class EntropyMCMC(Sampler):
 
     badge = "O(h)"
     not_sharded = ""
+    side_by_side = ("stacked", "separate")
     takes_prior_mean = False
     state_names = ("guide",)
     hyperparameters = (*Sampler.hyperparameters, "guide_variance")

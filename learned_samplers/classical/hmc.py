@@ -69,6 +69,7 @@ class HMC(Sampler):
     badge = "exact"
     needs_closure = True
     reads_loss = True
+    side_by_side = ("stacked",)
     not_sharded = "it accepts or refuses whole trajectories by the energy of all data and weights"
     half_precision = False
     group_keys = ("tally",)

@@ -203,6 +203,7 @@ class MCLMC(Sampler):
 
     needs_closure = True
     reads_loss = True
+    side_by_side = ("stacked",)
     not_sharded = "its momentum has one length over all weights"
     not_checked = (
         "one direction spans all its weights (two at least), so that coordinates are neither independent chains nor "

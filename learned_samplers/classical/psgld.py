@@ -98,6 +98,7 @@ class PSGLD(Sampler):
     """
 
     badge = "heuristic"
+    side_by_side = ("stacked", "separate")
     state_names = ("second_moment",)
     _joining: Sequence[dict[str, Any]] = ()
     hyperparameters = ("lr", "num_data", "temperature", "prior_precision", "decay", "eps")

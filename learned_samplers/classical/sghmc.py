@@ -65,6 +65,7 @@ class SGHMC(Sampler):
 
     badge = "O(h)"
     not_sharded = ""
+    side_by_side = ("stacked", "separate")
     state_names = ("momentum",)
     hyperparameters = ("lr", "num_data", "temperature", "prior_precision", "momentum_decay")
     rule = staticmethod(sghmc_rule)

@@ -66,6 +66,7 @@ class SGLD(Sampler):
 
     badge = "O(h)"
     not_sharded = ""
+    side_by_side = ("stacked", "separate")
     rule = staticmethod(sgld_rule)
 
     def __init__(

@@ -86,6 +86,7 @@ class SGLRW(Sampler):
 
     badge = "O(h)"
     not_sharded = ""
+    side_by_side = ("stacked", "separate")
     not_differentiable = "its step is ±δ, whatever the gradient, so that nothing flows to what the gradient comes from"
     rule = staticmethod(sglrw_rule)
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.base import validation as check
+from learned_samplers.base.guards.side_by_side import refuse_one_loss
 from learned_samplers.base.operations import FUNCTIONAL, is_finite, scalar_sqrt
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs
@@ -250,6 +251,7 @@ class MetaSGMCMC(LearnedSampler):
     needs_closure = True
     reads_loss = True
     settings_class = MetaSGMCMCSettings
+    side_by_side = ("stacked",)
     not_sharded = "its network sees the energy of all weights"
     settings: MetaSGMCMCSettings
     claims_law = True
@@ -289,6 +291,8 @@ class MetaSGMCMC(LearnedSampler):
                 f"closure returned losses of shape {tuple(loss.shape)}; expected () or the leading axis of the "
                 f"parameters, whose shapes are {shapes}"
             )
+        if loss.dim() == 0:
+            refuse_one_loss(p for _, p in sampled)
         loss = loss.to(torch.promote_types(loss.dtype, torch.float32))
         prior = torch.zeros_like(loss)
         for group, p in sampled:

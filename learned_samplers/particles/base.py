@@ -68,6 +68,7 @@ class ParticleSampler(Sampler):
     """
 
     badge = "heuristic"
+    side_by_side = ()
     not_sharded = "particles are compared as whole sets of weights"
     structural = ("task",)
     group_options: ClassVar[dict[str, Any]] = {}

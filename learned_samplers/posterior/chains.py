@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from learned_samplers.base import validation
+from learned_samplers.base.guards import side_by_side
 from learned_samplers.posterior.collection import SampleCollection
 from learned_samplers.posterior.network import buffers_of, parameters_of
 from learned_samplers.posterior.normalisation import normalisation_buffers
@@ -27,9 +29,9 @@ POINTWISE = (
 class Chains(nn.Module):
     """Runs K networks of one architecture as one, so that one sampler moves K chains in one process.
 
-    Every weight has a leading axis of K, and calling it on inputs (N, ...) gives K outputs, (K, N, ...). A network that
-    is an ``nn.Sequential`` of linear layers and activations runs as batched matrix products, any other one by
-    ``torch.vmap``. The K losses are summed before ``backward``, so that each chain has its own gradient::
+    Calling it on inputs (N, ...) gives K outputs, (K, N, ...). A network that is an ``nn.Sequential`` of linear layers
+    and activations runs as batched matrix products, any other one by ``torch.vmap``. The K losses are summed before
+    ``backward``, so that each chain has its own gradient::
 
         chains = Chains([make_network() for _ in range(8)])
         sampler = MCLMC(chains.parameters(), lr=1e-3, num_data=N, prior_precision=1.0)
@@ -44,10 +46,14 @@ class Chains(nn.Module):
         ...  # sampler.step(closure)
         samples = chains.split(posterior)  # a SampleCollection of one network, which knows its chains
 
-    **Which samplers.** Noise is drawn for every weight of every chain. `MCLMC` and `HMC` have one energy, one
-    direction and one acceptance a chain where the closure returns the K losses. Samplers that move every weight by
-    itself (SGLD, SGHMC, BAOA, pSGLD, a diagonal mass) run as they are, with ``losses.sum()``. A rule that looks at a
-    weight's matrix, norm or layer would mix the chains: take `torchrun` for those.
+    **Which samplers.** Noise is drawn for every weight of every chain. A parameter is a tensor of all chains, with a
+    leading axis of K: that is for samplers that move every weight by itself (`SGLD`, `SGHMC`, `BAOA`, `PSGLD`, `SGLRW`,
+    `EntropyMCMC`, `CyclicalSGMCMC`, `AdaptedSGHMC` with a diagonal mass), and for those that take the energy of each
+    chain (`MCLMC`, `HMC`, `MetaSGMCMC`; the closure returns the K losses). Each chain then moves as it would alone;
+    only a step size that is found on the way (``adapt_steps``, ``energy_target``) is one for all. With ``separate`` a
+    parameter is a tensor of one chain: that is for samplers that look at a matrix, or at the mean over a tensor
+    (`WhitenedSGHMC`, `AdaptedSGHMC` with a matrix mass or ``total_steps``, `L2E`, `SGNHT`). A sampler refuses
+    parameters in which it would mix the chains.
 
     **A step size, a mass and a prior for each chain.** The sampler moves φ and the networks have θ = s·φ, where s is 1
     until :meth:`precondition` sets it: in θ that is a learning rate lr·s² for each weight, a diagonal mass, or with one
@@ -58,6 +64,7 @@ class Chains(nn.Module):
         networks: K networks of the same layers, which differ in their weights. Parameters without gradient and
             buffers must be the same in all, and are shared.
         prior_precision: λ of :meth:`prior_energy`, a number, or one a chain (K,).
+        separate: whether each chain has tensors of its own. A step takes longer then.
 
     Attributes:
         count: K.
@@ -67,9 +74,12 @@ class Chains(nn.Module):
             with running statistics.
     """
 
-    def __init__(self, networks: Sequence[nn.Module], *, prior_precision: float | Tensor = 0.0) -> None:
+    def __init__(
+        self, networks: Sequence[nn.Module], *, prior_precision: float | Tensor = 0.0, separate: bool = False
+    ) -> None:
         super().__init__()
         networks = list(networks)
+        validation.one_of("separate", separate, (True, False))
         if not networks or not all(isinstance(network, nn.Module) for network in networks):
             raise TypeError(
                 f"networks must be a sequence of torch modules, got {[type(each).__name__ for each in networks]}"
@@ -95,20 +105,35 @@ class Chains(nn.Module):
         self.count = len(networks)
         self._network = [copy.deepcopy(first).to("meta")]  # in a list: its weights are not this module's
         self._plan = _plan(first)
-        self.stacked = nn.ParameterList(torch.stack([own[name].detach() for own in named]) for name in self.names)
-        for position, parameter in enumerate(self.stacked):
-            self.register_buffer(f"scale_{position}", torch.ones_like(parameter))
+        self.separate = separate
+        stacks = [torch.stack([own[name].detach() for own in named]) for name in self.names]
+        #: A tensor a name, or with ``separate`` the tensors of the first name, chain after chain, then of the next.
+        self.tensors = nn.ParameterList([x.clone() for each in stacks for x in each] if separate else stacks)
+        side_by_side.mark(self.tensors, "separate" if separate else "stacked")
+        for position, stack in enumerate(stacks):
+            self.register_buffer(f"scale_{position}", torch.ones_like(stack))
         self.shared_names = list(shared[0])
         for position, tensor in enumerate(shared[0].values()):
             self.register_buffer(f"shared_{position}", tensor.detach().clone())
-        precision = torch.as_tensor(prior_precision, dtype=self.stacked[0].dtype)
+        precision = torch.as_tensor(prior_precision, dtype=self.tensors[0].dtype)
         if precision.shape not in ((), (self.count,)) or not bool((precision.isfinite() & (precision >= 0)).all()):
             raise ValueError(f"prior_precision must be a number ≥ 0, or {self.count} of them, got {prior_precision!r}")
         self.register_buffer("prior_precision", precision)
 
     def weights(self) -> Tensors:
         """θ of all chains by the name in one network, each of shape (K, ...)."""
-        return {name: p * s for name, p, s in zip(self.names, self.stacked, self._scales(), strict=True)}
+        return {name: p * s for name, p, s in zip(self.names, self._stacks(), self._scales(), strict=True)}
+
+    def _stacks(self) -> list[Tensor]:
+        """φ by the position of the name, each of shape (K, ...)."""
+        tensors = list(self.tensors)
+        if not self.separate:
+            return tensors
+        return [torch.stack(tensors[start : start + self.count]) for start in range(0, len(tensors), self.count)]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        side_by_side.mark(self.tensors, "separate" if self.separate else "stacked")
 
     def _scales(self) -> list[Tensor]:
         return [self.get_buffer(f"scale_{position}") for position in range(len(self.names))]
@@ -169,7 +194,7 @@ class Chains(nn.Module):
         if set(scales) != set(self.names):
             raise ValueError(f"scales must have the names {self.names}, got {list(scales)}")
         fresh = []
-        for name, parameter in zip(self.names, self.stacked, strict=True):
+        for name, parameter in zip(self.names, self._stacks(), strict=True):
             value = torch.as_tensor(scales[name]).to(parameter)
             if not bool((value.isfinite() & (value > 0)).all()):
                 raise ValueError(f"scales[{name!r}] must be positive and finite, got {value}")
@@ -179,8 +204,11 @@ class Chains(nn.Module):
                 raise ValueError(
                     f"scales[{name!r}] must broadcast to {tuple(parameter.shape)}, got shape {tuple(value.shape)}"
                 ) from None
-        for parameter, old, new in zip(self.stacked, self._scales(), fresh, strict=True):
-            parameter.mul_(old / new)
+        count = self.count if self.separate else 1
+        for position, (old, new) in enumerate(zip(self._scales(), fresh, strict=True)):
+            factor = old / new
+            for chain, parameter in enumerate(self.tensors[position * count : (position + 1) * count]):
+                parameter.mul_(factor[chain] if self.separate else factor)
             old.copy_(new)
 
     def split(self, samples: SampleCollection) -> SampleCollection:
@@ -199,8 +227,8 @@ class Chains(nn.Module):
         network = getattr(samples, "model", None)
         if network is not self:
             raise ValueError(f"samples must be of these chains, got samples of {type(network).__name__}")
-        model = copy.deepcopy(self._network[0]).to_empty(device=self.stacked[0].device)
-        shapes = {name: list(p.shape[1:]) for name, p in zip(self.names, self.stacked, strict=True)}
+        model = copy.deepcopy(self._network[0]).to_empty(device=self.tensors[0].device)
+        shapes = {name: list(p.shape[1:]) for name, p in zip(self.names, self._scales(), strict=True)}
         store = _Unstacked(samples._store, self)
         with torch.no_grad():
             for name, tensor in {**parameters_of(model), **buffers_of(model)}.items():
@@ -213,6 +241,7 @@ class _Unstacked:
 
     def __init__(self, store: Store, chains: Chains) -> None:
         fixed = store.fixed or {}
+        self._count = chains.count if chains.separate else 0
         self._store, self._names = copy.copy(store), list(chains.names)
         self._scales = [fixed.get(f"scale_{k}", s).clone() for k, s in enumerate(chains._scales())]
         places = [(k, chain) for chain in range(chains.count) for k in range(len(store.entries))]
@@ -226,9 +255,11 @@ class _Unstacked:
 
     def read(self, index: int) -> Tensors:
         position, chain = self._places[index]
-        stacked = self._store.read(position)
-        pairs = enumerate(zip(self._names, self._scales, strict=True))
-        return {name: stacked[f"stacked.{k}"][chain] * s[chain].to(stacked[f"stacked.{k}"]) for k, (name, s) in pairs}
+        all_chains, found = self._store.read(position), {}
+        for k, (name, scale) in enumerate(zip(self._names, self._scales, strict=True)):
+            own = all_chains[f"tensors.{k * self._count + chain}"] if self._count else all_chains[f"tensors.{k}"][chain]
+            found[name] = own * scale[chain].to(own)
+        return found
 
 
 def _plan(network: nn.Module) -> list[Any] | None:

@@ -1,10 +1,35 @@
 """Chains side by side: the same numbers as networks alone, each chain's own law, and a collection that knows them."""
 
+import copy
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from learned_samplers import BAOA, HMC, MCLMC, SGHMC, Chains, PosteriorSamples
+import learned_samplers
+from learned_samplers import (
+    BAOA,
+    HMC,
+    L2E,
+    MCLMC,
+    PSGLD,
+    SGHMC,
+    SGLD,
+    SGLRW,
+    SGNHT,
+    AdaptedSGHMC,
+    Chains,
+    CyclicalSGMCMC,
+    EntropyMCMC,
+    KineticL2E,
+    MetaSGMCMC,
+    PosteriorSamples,
+    Sampler,
+    WhitenedSGHMC,
+)
+from learned_samplers.approximations import IVON
+from learned_samplers.base import matrices
 from learned_samplers.diagnostics import split_rhat
 from tests.learned_samplers.posterior.common import X, Y, ensemble, frozen, network
 
@@ -69,6 +94,137 @@ def test_every_chain_moves_as_alone_at_its_own_step_size_and_prior():
             sampler.step()
         torch.testing.assert_close(chains(X)[k], alone(X), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(chains(X)[0], chains(X)[1])
+
+
+# ------------------------------------------------------- every sampler moves each chain as it would alone, or refuses
+
+
+#: Those that take tensors of all chains, and those that take tensors of one.
+STACKED = {
+    "SGLD": partial(SGLD, lr=0.05),
+    "SGHMC": partial(SGHMC, lr=0.05),
+    "BAOA": partial(BAOA, lr=0.05),
+    "PSGLD": partial(PSGLD, lr=0.003),
+    "PSGLD, probe": partial(PSGLD, lr=0.003, correction="probe"),
+    "SGLRW": partial(SGLRW, lr=0.05),
+    "EntropyMCMC": partial(EntropyMCMC, lr=0.05),
+    "CyclicalSGMCMC": partial(CyclicalSGMCMC, lr=0.05, cycle_length=10),
+    "AdaptedSGHMC": partial(AdaptedSGHMC, warmup_steps=15, mass="diagonal", warmup=torch.optim.Adam),
+    "MetaSGMCMC": MetaSGMCMC,
+    "HMC": partial(HMC, lr=0.05, leapfrog_steps=2),
+    "MCLMC": partial(MCLMC, lr=0.05),
+    "MCLMC, preconditioned": partial(MCLMC, lr=0.05, preconditioner="gradient_noise"),
+    "IVON": partial(IVON, lr=0.05),
+}
+SEPARATE = {
+    "SGHMC": partial(SGHMC, lr=0.05),
+    "AdaptedSGHMC, matrix": partial(AdaptedSGHMC, warmup_steps=15, mass="matrix"),
+    "AdaptedSGHMC, total_steps": partial(AdaptedSGHMC, total_steps=25),
+    "AdaptedSGHMC, L2E": partial(AdaptedSGHMC, warmup_steps=15, warmup=L2E),
+    "WhitenedSGHMC": WhitenedSGHMC,
+    "L2E": L2E,
+    "L2E, no matrices": partial(L2E, network="l2e"),
+    "KineticL2E": partial(KineticL2E, lr=0.01),
+    "SGNHT": partial(SGNHT, lr=0.05),
+    "IVON": partial(IVON, lr=0.05),
+}
+
+
+@pytest.fixture
+def same_noise(monkeypatch):
+    """The n-th draw for a tensor is the same in every chain and for a network alone, and so are the turns of roots."""
+
+    def noise(sampler, p):
+        shape = p.shape[1:] if getattr(p, "side_by_side", None) == "stacked" else p.shape
+        drawn = sampler.__dict__.setdefault("drawn", {})
+        drawn[p] = drawn.get(p, 0) + 1
+        generator = torch.Generator().manual_seed(97 * drawn[p] + 7 * len(shape) + sum(shape))
+        return torch.randn(shape, generator=generator, dtype=p.dtype).expand(p.shape).clone()
+
+    monkeypatch.setattr(Sampler, "noise_like", noise)
+    monkeypatch.setattr(HMC, "_uniform", lambda self, like: torch.full_like(like, 0.7))
+    monkeypatch.setattr(matrices, "ROOT_EVERY", 1)
+
+
+def apart(make, separate):
+    """The largest distance of a weight in `Chains` from that of its network alone after 25 steps."""
+    networks = [each.double() for each in ensemble(count=K)]
+    chains = Chains(networks, separate=separate)
+    x = X.double()
+
+    def move(params, losses):
+        sampler = make(params, num_data=N, prior_precision=1.0)
+
+        def closure():
+            sampler.zero_grad()
+            found = losses()
+            found.sum().backward()
+            return found if sampler.reads_loss else found.sum()
+
+        for _ in range(25):
+            sampler.step(closure)
+
+    move(list(chains.parameters()), lambda: chains.losses(nn.functional.cross_entropy, chains(x), Y))
+    for each in networks:
+        move(list(each.parameters()), lambda each=each: nn.functional.cross_entropy(each(x), Y))
+    alone = [dict(each.named_parameters()) for each in networks]
+    return max((w[k] - own[name]).abs().max() for k, own in enumerate(alone) for name, w in chains.weights().items())
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_in_tensors_of_all_chains_each_moves_as_alone(name, same_noise):
+    assert apart(STACKED[name], separate=False) < 1e-11
+
+
+@pytest.mark.parametrize("name", SEPARATE)
+def test_in_tensors_of_its_own_each_moves_as_alone(name, same_noise):
+    """To rounding; the length of `KineticL2E`'s difference quotient is of all chains."""
+    assert apart(SEPARATE[name], separate=True) < (1e-3 if name == "KineticL2E" else 1e-11)
+
+
+@pytest.mark.parametrize("name", ["WhitenedSGHMC", "L2E", "SGNHT"])
+def test_samplers_that_are_refused_would_mix_the_chains(name, same_noise, monkeypatch):
+    monkeypatch.setattr(getattr(learned_samplers, name), "side_by_side", ("stacked",))
+    assert apart(SEPARATE[name], separate=False) > 1e-3
+
+
+def test_samplers_refuse_what_is_in_neither_table():
+    """The whole of the public samplers; a copy of the chains is no way around it."""
+    alone = {"stacked": STACKED, "separate": SEPARATE}
+    known = {
+        kind: {each.func if isinstance(each, partial) else each for each in alone[kind].values()} for kind in alone
+    }
+    found = [*map(learned_samplers.__dict__.get, learned_samplers.__all__), IVON]
+    samplers = [each for each in found if isinstance(each, type) and issubclass(each, Sampler) and each is not Sampler]
+    more = {CyclicalSGMCMC: {"cycle_length": 10}, AdaptedSGHMC: {"warmup_steps": 5}}
+    for kind in alone:
+        params = list(copy.deepcopy(Chains(ensemble(), separate=kind == "separate")).parameters())
+        for cls in samplers:
+            if kind in cls.side_by_side:
+                cls(params, lr=0.1, num_data=N, **more.get(cls, {}))
+                assert cls in known[kind] | known["stacked"], cls
+            else:
+                with pytest.raises((TypeError, ValueError), match=rf"{cls.__name__} .*Chains|particles"):
+                    cls(params, lr=0.1, num_data=N, **more.get(cls, {}))
+    params = list(Chains(ensemble()).parameters())
+    for settings, named in [
+        ({"mass": "matrix", "warmup_steps": 5}, "mass='matrix'"),
+        ({"total_steps": 9}, "mass='matrix'"),
+    ]:
+        with pytest.raises(TypeError, match=named):
+            AdaptedSGHMC(params, num_data=N, **settings)
+    with pytest.raises(TypeError, match=r"WhitenedSGHMC .*Chains"):
+        AdaptedSGHMC(params, num_data=N, total_steps=9, mass="diagonal")
+
+
+@pytest.mark.parametrize("cls", [HMC, MCLMC, MetaSGMCMC])
+def test_one_loss_for_all_chains_is_refused(cls):
+    chains = Chains(ensemble())
+    sampler = cls(chains.parameters(), lr=0.1, num_data=N)
+    loss = chains(X).square().mean()
+    loss.backward()
+    with pytest.raises(ValueError, match=r"closure.*\(3,\)"):
+        sampler.step(lambda: loss)
 
 
 # ------------------------------------------------------- the law: Bayesian linear regression, under a prior a chain
@@ -139,9 +295,10 @@ def test_r_hat_knows_the_chains():
     assert split_rhat(other).max() > 1.2
 
 
-def test_the_samples_are_saved_resumed_and_predict(tmp_path):
+@pytest.mark.parametrize("separate", [False, True])
+def test_the_samples_are_saved_resumed_and_predict(tmp_path, separate):
     networks = ensemble(count=K)
-    chains = Chains(networks)
+    chains = Chains(networks, separate=separate)
     chains.precondition({name: torch.full((1,), 0.7) for name in chains.names})
     posterior = PosteriorSamples(chains, sampler := BAOA(chains.parameters(), lr=0.01, num_data=N), thinning=2)
     run(chains, sampler, 5)
@@ -150,7 +307,7 @@ def test_the_samples_are_saved_resumed_and_predict(tmp_path):
     assert not any(p.is_meta for p in samples.model.parameters())
     posterior.save(tmp_path / "stacked.safetensors")
     samples.save(tmp_path / "one.safetensors")
-    fresh = Chains(ensemble(count=K))
+    fresh = Chains(ensemble(count=K), separate=separate)
     again = fresh.split(PosteriorSamples.load(tmp_path / "stacked.safetensors", fresh))
     plain = PosteriorSamples.load(tmp_path / "one.safetensors", network())
     expected = samples.predict_samples(X, output="regression")

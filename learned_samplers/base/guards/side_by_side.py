@@ -1,0 +1,45 @@
+"""Several networks in the parameters of one sampler (`Chains`): each must move as it would alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+#: How networks lie in a parameter, and what `Chains` is told for it: all along its leading axis, or one of them.
+KINDS = {"stacked": "separate=False", "separate": "separate=True"}
+
+
+def mark(params: Iterable[Tensor], kind: str) -> None:
+    """Note how networks lie in these parameters."""
+    for p in params:
+        p.side_by_side = kind  # type: ignore[attr-defined]
+
+
+def is_stacked(p: Any) -> bool:
+    """Whether the leading axis of a parameter is that of networks side by side."""
+    return getattr(p, "side_by_side", None) == "stacked"
+
+
+def refuse(sampler: Any, listed: Sequence[Any]) -> None:
+    """Raise TypeError if the sampler would mix the networks of a new group of tensors or (name, tensor) pairs."""
+    for i, entry in enumerate(listed):
+        name, p = entry if isinstance(entry, tuple) else (f"params[{i}]", entry)
+        kind = getattr(p, "side_by_side", None)
+        if kind is not None and kind not in sampler.side_by_side:
+            instead = [f"take Chains(..., {KINDS[other]})" for other in sampler.side_by_side]
+            raise TypeError(
+                f"{type(sampler).__name__} would mix the chains of Chains(..., {KINDS[kind]}), of which parameter "
+                f"{name!r} is: {' or '.join(instead) or 'take another sampler'}"
+            )
+
+
+def refuse_one_loss(params: Iterable[Tensor]) -> None:
+    """Raise ValueError if parameters that a single loss is of are those of several networks."""
+    for p in params:
+        if is_stacked(p) and p.shape[0] > 1:
+            raise ValueError(
+                f"closure returned one loss for {p.shape[0]} chains, and the step would mix them: return their losses, "
+                f"of shape ({p.shape[0]},), after losses.sum().backward()"
+            )
