@@ -1,0 +1,105 @@
+"""The tables: where they lie, and which rows are for training and testing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from sklearn import datasets
+from sklearn.model_selection import train_test_split
+
+from experiments.function_space import uci_data
+
+#: Most telling first.
+REGRESSIONS = (
+    *("concrete", "energy", "bostonHousing", "yacht", "airfoil", "wine-quality-red", "power-plant", "kin8nm"),
+    *("naval-propulsion-plant", "bike", "protein-tertiary-structure"),
+)
+CLASSIFICATIONS = ("iris", "wine", "breast_cancer", "digits", "moons")
+SPLITS = ("0", "1", "2")
+GAPS = ("gap0", "gap1", "gap2")
+#: Files of the package bde, and the columns of features and target.
+SHIPPED = {
+    "airfoil": ("airfoil.csv", (0, 1, 2, 3, 4), 5),
+    "bike": ("bike_sharing_dataset/hour.csv", (*range(2, 14),), 16),
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Features (N, d), targets (N,) and, where a file says them, the test rows of splits."""
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    test_index: np.ndarray | None = None
+
+    @property
+    def classes(self) -> bool:
+        return self.name in CLASSIFICATIONS
+
+    def split(self, split: str) -> dict[str, np.ndarray]:
+        """The rows of ``train`` and of the test parts: ``test``, or ``gap`` and ``data``."""
+        if split.startswith("gap"):
+            return self._gap(int(split.removeprefix("gap")))
+        number, rows = int(split), np.arange(len(self.y))
+        if self.test_index is not None:
+            test = self.test_index[number]
+        else:
+            share, classes = (0.2, self.y) if self.classes else (0.1, None)
+            _, test = train_test_split(rows, test_size=share, random_state=1000 + number, stratify=classes)
+        return {"train": np.setdiff1d(rows, test), "test": np.asarray(test)}
+
+    def _gap(self, number: int) -> dict[str, np.ndarray]:
+        distinct = [len(np.unique(column)) for column in self.x.T]
+        feature = sorted(range(len(distinct)), key=lambda k: -distinct[k])[number]
+        order, third = np.argsort(self.x[:, feature], kind="stable"), len(self.y) // 3
+        gap = order[third : len(order) - third]
+        train, data = train_test_split(np.setdiff1d(order, gap), test_size=0.1, random_state=1000 + number)
+        return {"train": train, "gap": gap, "data": data}
+
+
+def load(name: str, root: str | os.PathLike[str] | None, bde_python: str) -> Table:
+    """The table of that name.
+
+    Args:
+        root: the data root, for the sets of UCI.
+        bde_python: a Python that has bde, with whose files airfoil and bike come.
+
+    Raises:
+        FileNotFoundError: the file, or bde, is not there.
+    """
+    if name in CLASSIFICATIONS:
+        made = name == "moons"
+        x, y = datasets.make_moons(1000, noise=0.3, random_state=0) if made else _bundled(name)
+        return Table(name, x, y)
+    if name in SHIPPED:
+        file, features, target = SHIPPED[name]
+        rows = np.genfromtxt(bde_folder(bde_python) / "data" / file, delimiter=",", skip_header=1)
+        return Table(name, rows[:, features], rows[:, target])
+    found = uci_data.load(name, root)
+    return Table(name, found.x.numpy(), found.y.numpy(), found.test_index.numpy())
+
+
+def _bundled(name: str) -> tuple[np.ndarray, np.ndarray]:
+    return getattr(datasets, f"load_{name}")(return_X_y=True)
+
+
+def bde_folder(python: str) -> Path:
+    """Where that Python has bde.
+
+    Raises:
+        FileNotFoundError: nowhere.
+    """
+    code = (
+        "from importlib.util import find_spec as f; s = f('bde'); print(s.submodule_search_locations[0] if s else '')"
+    )
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    if not found:
+        raise FileNotFoundError(
+            f"{python} has no package bde; install sklearn-contrib-bde, or name another --bde-python"
+        )
+    return Path(found)

@@ -1,0 +1,37 @@
+"""Small networks on tables: ours, microcanonical ensembles (bde), ensembles, dropout, a Gaussian process.
+
+    python tools/tables.py --bde-python venv_bde/bin/python                              # some hours of one core
+    python tools/tables.py --sets concrete yacht --splits gap0 gap1 gap2 --methods ours gp
+
+bde is the package sklearn-contrib-bde, which may lie in an environment of its own. The protocol is in
+experiments/tables. Under --out: table.md, results.json and every run: the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import tyro
+from experiments.harness.output import command_line, explained, settings_of, write_outputs
+from experiments.tables.comparison import TablesOptions, report, results
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line; `arguments` None takes those of the process."""
+    with explained():
+        options = tyro.cli(TablesOptions, args=arguments, description=__doc__)
+        options = replace(options, out=options.out or Path("runs/tables"))
+    text = ""
+    with explained(options.out):
+        for found in results(options):
+            text = report(found)
+            runs = {"/".join(key): run for key, run in found.items()}
+            content = {"settings": settings_of(options), "runs": runs}
+            write_outputs(Path(str(options.out)), command_line("tables", arguments), text, content)
+    print(f"{text}\n\nwritten to {options.out}")
+
+
+if __name__ == "__main__":
+    main()
