@@ -97,6 +97,7 @@ def test_every_extra_that_is_named_exists():
         "meta",
         "tools",
         "estimators",
+        "bde",
         "laplace",
         "all",
         "docs",

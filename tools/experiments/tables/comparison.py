@@ -119,7 +119,7 @@ def run(options: TablesOptions, method: str, split: str, rows: Mapping[str, np.n
     python = options.bde_python if method == "bde" else sys.executable
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "rows.npz", Path(folder) / "result.json"
-        np.savez(source, **rows)
+        np.savez(source, **dict[str, Any](rows))
         command = [python, "-m", "experiments.tables.methods", method, split[-1], str(source), str(target)]
         reason = f"more than {options.limit:g} s"
         try:
@@ -130,7 +130,7 @@ def run(options: TablesOptions, method: str, split: str, rows: Mapping[str, np.n
         except subprocess.TimeoutExpired:
             pass
     if "No module named 'bde'" in reason:
-        raise FileNotFoundError(f"{python} has no package bde; install sklearn-contrib-bde, or name --bde-python")
+        raise FileNotFoundError(f"{python} has no package bde; install learned-samplers[bde], or name a --bde-python")
     return {"failed": reason, "parts": {}}
 
 

@@ -1,0 +1,149 @@
+"""The tables' splits and scores against known answers, every method on a small one, and a command that goes on."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tables
+import torch
+from experiments.tables import comparison, methods
+from experiments.tables.comparison import TablesOptions, collapsed, plain
+from experiments.tables.data import Table, load
+from torch.distributions import Categorical, MixtureSameFamily, Normal
+
+from learned_samplers.estimators import sampling
+
+
+def line(rows=120, seed=0):
+    """y = 3x + 0.5·ξ."""
+    stream = np.random.default_rng(seed)
+    x = stream.normal(size=(rows, 2))
+    return x, 3 * x[:, 0] + 0.5 * stream.normal(size=rows)
+
+
+def parts(classes=False):
+    x, y = line()
+    y = (y > 0).astype(np.int64) if classes else y
+    return {"x_train": x[:90], "y_train": y[:90], "x_test": x[90:], "y_test": y[90:]}
+
+
+def test_scores_are_those_of_the_mixture():
+    stream = torch.Generator().manual_seed(0)
+    means, spreads = (torch.randn(7, 40, generator=stream).double() for _ in range(2))
+    spreads, aims = spreads.exp(), torch.randn(40, generator=stream).double()
+    mixture = MixtureSameFamily(Categorical(torch.ones(40, 7)), Normal(means.T, spreads.T))
+    found = methods.mixture(means.numpy(), spreads.numpy())
+    np.testing.assert_allclose(found.log_density(aims.numpy()), mixture.log_prob(aims), atol=1e-6)
+    for bound, share in zip(found.interval(), (0.05, 0.95), strict=True):
+        np.testing.assert_allclose(mixture.cdf(torch.from_numpy(bound)), share, atol=1e-6)
+
+
+def test_a_calibrated_prediction_covers_nine_tenths_and_a_narrow_one_does_not():
+    stream = np.random.default_rng(0)
+    aims = stream.normal(size=4000)
+    shares = {}
+    for spread in (1.0, 0.5):
+        pieces = (
+            methods.mixture(np.zeros((1, len(rows))), np.full((1, len(rows)), spread))
+            for rows in np.split(aims, range(methods.CHUNK, 4000, methods.CHUNK))
+        )
+        shares[spread] = methods.regression_scores(pieces, aims, 2.0)
+    assert abs(shares[1.0]["coverage"] - 0.9) < 0.015  # three standard errors
+    assert shares[1.0]["width"] == pytest.approx(2 * 1.6449 / 2, rel=1e-3)
+    assert abs(shares[0.5]["coverage"] - 0.5892) < 0.024
+    assert shares[0.5]["lpd"] < shares[1.0]["lpd"]
+
+
+def test_splits_do_not_meet_and_a_gap_is_the_middle_third_of_a_feature():
+    x, y = line(90)
+    x[:, 0] = x[:, 0].round()  # fewer distinct values than the other feature
+    table = Table("airfoil", x, y)
+    for split in ("0", "1", "gap0", "gap1"):
+        rows = table.split(split)
+        assert sorted(np.concatenate(list(rows.values()))) == list(range(90))
+    gap, column = table.split("gap0")["gap"], x[:, 1]
+    assert len(gap) == 30
+    assert (column < column[gap].min()).sum() == (column > column[gap].max()).sum() == 30
+    known = Table("yacht", x, y, np.array([[3, 5], [7, 8]]))
+    assert known.split("1")["test"].tolist() == [7, 8]
+    balanced = load("iris", None, "").split("0")["test"]
+    assert len(balanced) == 30
+    assert np.bincount(load("iris", None, "").y[balanced]).tolist() == [10, 10, 10]
+
+
+@pytest.mark.parametrize("classes", [False, True])
+@pytest.mark.parametrize("method", ["ours", "ensemble", "dropout", "gp"])
+def test_every_method_knows_more_than_the_targets_alone(method, classes, monkeypatch):
+    short = {"warmup_steps": 400, "tuning_steps": 150, "n_steps": 200}
+    for name in ("BayesianMLPRegressor", "BayesianMLPClassifier"):
+        whole = getattr(comparison, name)
+        monkeypatch.setattr(f"learned_samplers.estimators.{name}", lambda whole=whole, **own: whole(**short, **own))
+    train = sampling.warm_up
+    monkeypatch.setattr(sampling, "warm_up", lambda *a, steps, **own: train(*a, steps=min(steps, 400), **own))
+    rows = parts(classes)
+    found = methods.measure(method, 0, rows)
+    scores = found["parts"]["test"]
+    assert scores["lpd"] > plain(rows, "test") + 0.3
+    assert found["seconds"] > 0
+    assert found["megabytes"] > 10
+    if classes:
+        assert scores["accuracy"] > 0.8
+    else:
+        assert scores["rmse"] < 1.3  # of 3; the noise has 0.5
+        assert 0.7 < scores["coverage"] <= 1
+
+
+def test_what_knows_less_than_the_targets_alone_has_collapsed():
+    rows = parts()
+    level = {"test": plain(rows, "test")}
+    assert not collapsed({"parts": {"test": {"lpd": level["test"] + 0.1}}, "plain": level})
+    assert collapsed({"parts": {"test": {"lpd": level["test"] - 0.1}}, "plain": level})
+    assert collapsed({"parts": {"test": {"lpd": float("nan")}}, "plain": level})
+    assert collapsed({"parts": {}, "failed": "it did", "plain": {}})
+
+
+def test_the_command_goes_on_counts_what_failed_and_answers(tmp_path, monkeypatch):
+    made = []
+
+    def run(options, method, split, rows):
+        made.append(method)
+        if method == "dropout":
+            return {"failed": "diverged", "parts": {}}
+        scores = {"lpd": 5.0 + (method == "ours"), "rmse": 1.0, "coverage": 0.91, "width": 1.0}
+        return {"parts": {"test": scores}, "seconds": 10.0 if method == "ours" else 30.0, "megabytes": 100.0}
+
+    monkeypatch.setattr(comparison, "run", run)
+    monkeypatch.setattr(comparison, "load", lambda name, *_: Table(name, *line()))
+    command = ["--sets", "airfoil", "--splits", "0", "--out", str(tmp_path), "--methods"]
+    tables.main([*command, "ours", "dropout"])
+    tables.main([*command, "ours", "bde", "dropout"])
+    assert made == ["ours", "dropout", "bde"]
+    text = (tmp_path / "table.md").read_text()
+    assert "at least bde's: 1 of 1 sets (airfoil)" in text
+    assert "or less too: 1 of 1" in text
+    assert "–†" in text
+    tables.main([*command, "ours", "gp", "--show"])
+    assert len(made) == 3
+    runs = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert list(runs) == ["airfoil/0/ours"]
+
+
+def test_a_run_is_a_process_of_its_own_and_one_that_fails_says_why(tmp_path):
+    options = TablesOptions(out=tmp_path, sets=("yacht",))
+    found = comparison.run(options, "gp", "0", parts())
+    assert found["parts"]["test"]["lpd"] > plain(parts(), "test")
+    broken = parts() | {"x_train": np.full((90, 2), np.nan)}
+    assert "NaN" in comparison.run(options, "gp", "0", broken)["failed"]
+    with pytest.raises(FileNotFoundError, match=r"learned-samplers\[bde\]"):
+        comparison.run(options, "bde", "0", parts())
+
+
+def test_the_options_are_checked():
+    with pytest.raises(SystemExit):
+        tables.main(["--sets", "concrit"])
+    with pytest.raises(ValueError, match="limit"):
+        TablesOptions(limit=0)
+    jobs = list(TablesOptions(splits=("gap0",), sets=("iris", "yacht"), methods=("gp",)).jobs())
+    assert jobs == [("yacht", "gap0", "gp")]  # classes have no gaps
