@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from experiments.function_space.networks import SeparateGroups, StackedMLP
-from experiments.function_space.uci_data import Standardised
 from experiments.harness.methods import Method, by_name
+from experiments.harness.uci_data import Standardised
 from learned_samplers import FSVGD, HMC, SGHMC, SVGD
 from learned_samplers.metrics.regression import mixture_log_density
 from learned_samplers.particles import RBF, FittedPrior, LinearScalarisation, measurement_set, regression_loss

@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 import torch
 
 from experiments.function_space.uci import HMC_LIMIT, METHODS, Protocol, fit, scores
-from experiments.function_space.uci_data import NAMES, RegressionData, load, standardise, validation_folds
 from experiments.harness.methods import one_of
 from experiments.harness.options import DataOptions, OutputOptions, at_least_one
 from experiments.harness.output import settings_of, write_outputs
 from experiments.harness.run_store import RunStore, fingerprint
 from experiments.harness.tables import markdown, with_error
 from experiments.harness.tuning import Choice, Tuning, next_by_ratio, tune
+from experiments.harness.uci_data import NAMES, RegressionData, load, standardise, validation_folds
 
 #: Times that the learning rates are extended where the best lies at their edge.
 EXTENSIONS = 2

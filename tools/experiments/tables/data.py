@@ -11,7 +11,7 @@ import numpy as np
 from sklearn import datasets
 from sklearn.model_selection import train_test_split
 
-from experiments.function_space import uci_data
+from experiments.harness import uci_data
 
 #: Most telling first.
 REGRESSIONS = (

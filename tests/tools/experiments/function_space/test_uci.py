@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from experiments.function_space.uci import METHODS, Fit, Protocol, fit, prior_by_group, scores
-from experiments.function_space.uci_data import RegressionData, load, standardise, validation_folds
 from experiments.function_space.uci_runs import UCI, Comparison, Run, compare, tables
 from experiments.harness.tuning import Choice, Tuning
+from experiments.harness.uci_data import RegressionData, load, standardise, validation_folds
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 from learned_samplers.particles import FittedPrior
