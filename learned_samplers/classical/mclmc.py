@@ -33,7 +33,7 @@ def mclmc_rule(
     batch_axes: int = 0,
     **energy: Any,
 ) -> tuple[list[Tensor], list[Tensor], tuple[Tensor, Tensor]]:
-    """Half a turn, refresh, half a turn, move: one step of microcanonical Langevin dynamics with one gradient.
+    """A turn, half a move, refresh, half a move: one step of microcanonical Langevin dynamics with one gradient.
 
     Every argument is a list over all tensors of a chain, each with ``batch_axes`` leading axes of chains; ``size`` is
     d, the coordinates of one chain. ``step_size`` is σ, a number or a tensor for each: the length of the step is that
@@ -82,12 +82,16 @@ def depart(
     size: int,
     batch_axes: int = 0,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """u ← normalise[(1−a)·u + √((1−(1−a)²)/d)·ξ];  half a turn;  θ ← θ + σ·u. The last answer is `turn`'s growth."""
+    """Half a turn;  θ ← θ + σ/2·u;  u ← normalise[(1−a)·u + √((1−(1−a)²)/d)·ξ];  θ ← θ + σ/2·u.
+
+    The last answer is `turn`'s growth. The refresh within the move keeps stiff directions unbiased, as in `BAOA`.
+    """
+    before, growth = turn(direction, force, 0.5, size, batch_axes)
     keep = 1 - momentum_decay
     spread = scalar_sqrt((1 - keep * keep) / size)
-    direction = normalise([keep * u + spread * z for u, z in zip(direction, noise, strict=True)], batch_axes)
-    direction, growth = turn(direction, force, 0.5, size, batch_axes)
-    return [p + s * u for p, s, u in zip(params, step_size, direction, strict=True)], direction, growth
+    direction = normalise([keep * u + spread * z for u, z in zip(before, noise, strict=True)], batch_axes)
+    moves = zip(params, step_size, before, direction, strict=True)
+    return [p + (0.5 * s) * (u + new) for p, s, u, new in moves], direction, growth
 
 
 def energy_force(
@@ -154,15 +158,16 @@ def per_chain(scalar: Tensor, like: Tensor) -> Tensor:
 class MCLMC(Sampler):
     """Moves all weights together at constant speed; the gradient only turns the direction.
 
-    Source: Robnik and Seljak, Fluctuation without dissipation: microcanonical Langevin Monte Carlo, 2023.
+    Source: Robnik and Seljak, Fluctuation without dissipation: microcanonical Langevin Monte Carlo, 2023. Theirs
+    refreshes between steps; in the middle of the move, as here, stiff directions have less bias.
 
     One unit vector u spans all d weights of all parameter groups. With the energy S = U/T, σ = √(lr·T·d/N),
     a = ``momentum_decay`` and ξ ~ N(0, I),
 
-        u ← turn(u);  u ← normalise[(1−a)·u + √((2a−a²)/d)·ξ];  u ← turn(u);  θ ← θ + σ·u
+        u ← turn(turn(u));  θ ← θ + σ/2·u;  u ← normalise[(1−a)·u + √((2a−a²)/d)·ξ];  θ ← θ + σ/2·u
         turn: e = −∇S/‖∇S‖, δ = σ‖∇S‖/(2(d−1)), ζ = exp(−δ):  u ← normalise[e·(1−ζ)·(1+ζ+(u·e)(1−ζ)) + 2ζu]
 
-    with one gradient for both halves. lr and a mean what they do for `SGHMC`: √(T·d)·u is a momentum of variance T,
+    with one gradient for both turns. lr and a mean what they do for `SGHMC`: √(T·d)·u is a momentum of variance T,
     1 − a its correlation from step to step. (In the literature's terms the step length is σ and L = −σ/log(1−a).)
 
     Invariant law with the full data: exp(−U/T) up to O(lr), for d ≥ 2. Minibatch noise turns the direction as if it
@@ -175,7 +180,7 @@ class MCLMC(Sampler):
 
     Energy errors are the diagnostic: along the exact trajectory U/T + kinetic energy is constant. `energy_error` is its
     change ΔE in the last completed step, in units of T, `energy_variance` the mean of ΔE²/d over all steps. At 5e-4 the
-    bias is a few per cent of a variance. (With minibatches and one gradient a step, ΔE has the loss's noise in it.)
+    bias is some two per cent of a variance. (With minibatches and one gradient a step, ΔE has the loss's noise in it.)
 
     Args:
         params, num_data, prior_precision, generator, options: as for `SGLD`; ``foreach`` is without effect.
@@ -390,7 +395,7 @@ class MCLMC(Sampler):
         step_size: list[Any],
         hyper: dict[str, Any],
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Refresh, half a turn, move, half a turn with the new gradient; undone where the energy error is too large."""
+        """Half a turn, move and refresh, half a turn with the new gradient; undone where the energy error is too large."""
         axes, size = hyper["batch_axes"], hyper["size"]
         target = {name: hyper[name] for name in ("num_data", "temperature", "prior_precision")}
         direction = normalise(direction, axes)

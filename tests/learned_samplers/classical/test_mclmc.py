@@ -103,13 +103,13 @@ def test_the_law_is_a_gaussians_up_to_the_step(momentum_decay, temperature):
 
 
 def test_the_bias_and_the_energy_errors_grow_with_the_step():
-    """At lr·k/N from 0.1 to 1 the bias goes from −4 % to +20 %; ΔE²/d grows as lr³."""
+    """At lr·k/N from 0.1 to 1 the bias is 3 to 4 %; ΔE²/d grows as lr³, less where the refresh has a part in it."""
     ratio, coarse = gaussian(lambda p: MCLMC(p, 10.0, N), steps=800)
     _, fine = gaussian(lambda p: MCLMC(p, 2.5, N), steps=200)
-    assert ratio[0].item() == pytest.approx(0.96, abs=0.02)
-    assert ratio[-1].item() == pytest.approx(1.20, abs=0.03)
+    assert ratio[0].item() == pytest.approx(1.03, abs=0.02)
+    assert ratio[-1].item() == pytest.approx(1.04, abs=0.02)
     growth = (coarse.energy_variance.mean() / fine.energy_variance.mean()).item()
-    assert growth == pytest.approx(4**3, rel=0.25)
+    assert 4**2 < growth < 1.25 * 4**3
     assert coarse.energy_error.shape == (1500,)
 
 
@@ -119,7 +119,7 @@ def test_groups_with_their_own_lr_leave_the_same_law():
 
 
 def _refresh_last(params, gradients, noise, direction, step_size, *, momentum_decay, size, batch_axes, **energy):
-    """One whole turn, move, then refresh: its bias of about −a/2 does not vanish with lr."""
+    """One whole turn, the whole move, then refresh: its bias of about −a/2 does not vanish with lr."""
     force = mclmc.energy_force(params, gradients, step_size, **energy)
     direction, growth = turn(normalise(direction, batch_axes), force, 1.0, size, batch_axes)
     moved = [p + s * u for p, s, u in zip(params, step_size, direction, strict=True)]
@@ -179,12 +179,12 @@ def test_without_a_refresh_energy_is_conserved():
 
 
 def test_step_control_reaches_its_target_from_far_off():
-    """ΔE²/d = 5e-4 at lr 4.2 (bias of the variances about −2 to +8 %), from 4,000 times less and 200 times more."""
+    """|ΔE|'s tail is that of ΔE²/d = 5e-4 at lr 3.7 (bias about 2 %), from 4,000 times less and 200 times more."""
     for lr in (1e-3, 1e3):
-        _, sampler = gaussian(lambda p, lr=lr: MCLMC(p, lr, N, energy_target=5e-4), steps=400, chains=50)
+        _, sampler = gaussian(lambda p, lr=lr: MCLMC(p, lr, N, energy_target=5e-4), steps=800, chains=50)
         assert sampler.badge == "heuristic"
         assert sampler.param_groups[0]["lr"] == lr
-        assert sampler.lr_factor * lr == pytest.approx(4.2, rel=0.15)
+        assert sampler.lr_factor * lr == pytest.approx(3.7, rel=0.1)
         assert 0.003 < sampler.undone_share < 0.03
 
 
