@@ -1,4 +1,4 @@
-"""``python -m learned_samplers``: the samplers to begin with; with ``--all`` the others, and the weights that ship."""
+"""``python -m learned_samplers``: the samplers to begin with, and the estimators; with ``--all`` all that there is."""
 
 from __future__ import annotations
 
@@ -38,6 +38,16 @@ def shipped() -> list[tuple[str, str, str]]:
     return [(name, in_words(badge_in(card)), card["sampler"]) for name, card in cards.items()]
 
 
+def estimators() -> str:
+    """A line for each estimator, or where they cannot be imported what they need."""
+    try:
+        from learned_samplers import estimators as room
+    except ImportError:
+        return "  They need scikit-learn: pip install 'learned-samplers[estimators]'"
+    docs = [(inspect.getdoc(getattr(room, name)) or "").split("\n")[0] for name in room.__all__]
+    return "\n".join(f"  {name:<21}  {line}" for name, line in zip(room.__all__, docs, strict=True))
+
+
 def in_words(badge: str) -> str:
     """What a badge says of the invariant law."""
     return "no law" if badge == "heuristic" else f"law: {badge}, measured"
@@ -57,6 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"learned-samplers {learned_samplers.__version__}, torch {torch.__version__}; L2E's update is {compiled}\n")
     rows = samplers()
     print(_table(rows if everything else [row for row in rows if row[0] in FIRST]))
+    print(f"\nFor tables, with the extra [estimators]: learned_samplers.estimators\n\n{estimators()}")
     if everything:
         print(
             f"\nShipped weights\n\n{_table(shipped())}\n\nOne in full: import pretrained; print(pretrained.card('l2e'))"

@@ -395,7 +395,7 @@ class MCLMC(Sampler):
         step_size: list[Any],
         hyper: dict[str, Any],
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Half a turn, move and refresh, half a turn with the new gradient; undone where the energy error is too large."""
+        """Half a turn, move and refresh, half a turn with the new gradient; undone where ΔE is too large."""
         axes, size = hyper["batch_axes"], hyper["size"]
         target = {name: hyper[name] for name in ("num_data", "temperature", "prior_precision")}
         direction = normalise(direction, axes)

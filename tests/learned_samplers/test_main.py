@@ -22,11 +22,18 @@ def test_it_shows_the_first_and_with_all_the_others_and_the_weights(capsys):
     main([])
     few = capsys.readouterr().out
     assert few.startswith(f"learned-samplers {learned_samplers.__version__}, ")
-    assert names_in(few) == list(FIRST)
+    assert names_in(few) == [*FIRST, "BayesianMLPClassifier", "BayesianMLPRegressor"]
     main(["--all"])
     everything = capsys.readouterr().out
-    assert names_in(everything) == [name for name, _, _ in samplers()] + list(pretrained.names())
+    assert names_in(everything) == [name for name, _, _ in samplers()] + names_in(few)[-2:] + list(pretrained.names())
     assert "%" not in everything
+
+
+def test_without_scikit_learn_it_says_what_the_estimators_need(monkeypatch, capsys):
+    monkeypatch.delattr(learned_samplers, "estimators", raising=False)
+    monkeypatch.setitem(sys.modules, "learned_samplers.estimators", None)
+    main([])
+    assert "learned-samplers[estimators]" in capsys.readouterr().out
 
 
 def test_a_reader_that_has_seen_enough_makes_no_traceback():
