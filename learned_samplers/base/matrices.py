@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from learned_samplers.base.segments import Segments, matrix_sides
+from learned_samplers.base.segments import Segments, matrix_sides, waits_for_launches
 
 #: Of the running average R ← d·R + (1−d)·GᵀG.
 COVARIANCE_DECAY = 0.95
@@ -53,7 +53,7 @@ def directions(
     The root mean square is about 1 over a tensor, or less by the attenuation; a single row is divided by its own.
     ``parameters`` and ``decay``, λ/N, are for the attenuation: 0 has none.
     """
-    rows = orthogonal([whitened(m, state) for m, state in zip(ahead, states, strict=True)])
+    rows = orthogonal(all_whitened(ahead, states))
     if not rows or not (isinstance(decay, Tensor) or decay):
         return rows
     return [row * factor for row, factor in zip(rows, attenuations(ahead, parameters, decay), strict=True)]
@@ -131,45 +131,76 @@ def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
     for i, matrix in enumerate(matrices):
         alike[matrix.shape[-2:]].append(i)
     found: list[Tensor] = [torch.empty(0)] * len(matrices)
+    wide, begun = [], []
     for (rows, columns), places in alike.items():
         # No copy of a single one, which may be as large as the model.
         together = torch.stack([matrices[i] for i in places]) if len(places) > 1 else matrices[places[0]].unsqueeze(0)
-        factor = _of_wide(together) if rows <= columns else _of_wide(together.mT).mT
-        for i, matrix in zip(places, factor, strict=True):
+        wide.append(together if rows <= columns else together.mT)
+        begun.append(_begun(wide[-1]))
+    factors = _factors([square for _, square, _ in begun])
+    for places, x, (cut, _, scale), factor in zip(alike.values(), wide, begun, factors, strict=True):
+        rows, columns = x.shape[-2:]
+        made = cut * scale if factor is None else torch.bmm(factor * scale, cut)
+        made = made.reshape(*x.shape[:-2], -1, columns)[..., :rows, :]
+        transposed = matrices[places[0]].shape[-1] != columns
+        for i, matrix in zip(places, made.mT if transposed else made, strict=True):
             found[i] = matrix
     return found
 
 
-def _of_wide(x: Tensor) -> Tensor:
-    """The factor of matrices (..., rows, columns) with no more rows than columns.
-
-    Every iterate is W·X with W a polynomial of S = X·Xᵀ, and its own square is W·S·W: two products along the long side
-    in the place of ten.
-    """
+def _begun(x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Of matrices (..., rows, columns) with no more rows than columns: in blocks of rows X, the square of each, scaled,
+    and what the product of factor and block is to be multiplied by. A single row has no square."""
     rows, columns = x.shape[-2:]
     if rows == 1:
-        return x * (torch.rsqrt(x.square().sum(-1, keepdim=True) + _FLOOR) * math.sqrt(columns))
+        return x, None, torch.rsqrt(x.square().sum(-1, keepdim=True) + _FLOOR) * math.sqrt(columns)
     blocks, height = blocks_of(rows, TALLEST_BLOCK)
     if blocks * height > rows:
         x = torch.nn.functional.pad(x, (0, 0, 0, blocks * height - rows))
     cut = x.reshape(-1, height, columns)
     square = torch.bmm(cut, cut.mT)
     scale = torch.rsqrt(square.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None] + _FLOOR)
-    square, whole = square * scale.square(), None
+    return cut, square * scale.square(), scale * math.sqrt(columns)
+
+
+def _factors(squares: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """W of each S = X·Xᵀ for which W·X is the orthogonal factor of X; those of one height together, where it pays.
+
+    Every iterate is W·X with W a polynomial of S, and its own square is W·S·W: two products along the long side in the
+    place of ten.
+    """
+    found: list[Tensor | None] = [None] * len(squares)
+    known = {i: square for i, square in enumerate(squares) if square is not None}
+    for places in together(known.values(), [square.shape[-1] for square in known.values()]):
+        chosen = [list(known)[i] for i in places]
+        parts = [known[i] for i in chosen]
+        whole = _polynomial(torch.cat(parts) if len(parts) > 1 else parts[0])
+        found_here = whole.split([len(part) for part in parts])
+        for i, factor in zip(chosen, found_here, strict=True):
+            found[i] = factor
+    return found
+
+
+def _polynomial(square: Tensor) -> Tensor:
+    whole, eye = None, torch.eye(square.shape[-1], dtype=square.dtype, device=square.device)
     a, b, c = _POLYNOMIAL
     for time in range(_TIMES):
         # The iteration's factor is a + rest.
         rest = torch.baddbmm(square, square, square, beta=b, alpha=c)
-        if whole is None:
-            whole = rest + a * torch.eye(height, dtype=x.dtype, device=x.device)
-        else:
-            whole = torch.baddbmm(whole, rest, whole, beta=a)
+        whole = rest + a * eye if whole is None else torch.baddbmm(whole, rest, whole, beta=a)
         if time < _TIMES - 1:
             half = torch.baddbmm(square, rest, square, beta=a)
             square = torch.baddbmm(half, half, rest, beta=a)
     assert whole is not None
-    found = torch.bmm(whole * (scale * math.sqrt(columns)), cut)
-    return found.reshape(x.shape)[..., :rows, :]
+    return whole
+
+
+def together(tensors: Iterable[Tensor], keys: Sequence[Any]) -> list[list[int]]:
+    """The places of tensors that are worked on together: on a CPU each alone, on a GPU those of one key."""
+    found: dict[Any, list[int]] = {}
+    for i, (x, key) in enumerate(zip(tensors, keys, strict=True)):
+        found.setdefault((key, x.device if waits_for_launches(x) else i), []).append(i)
+    return list(found.values())
 
 
 # ------------------------------------------------------------------- the covariance of the inputs
@@ -215,6 +246,20 @@ def whitened(matrix: Tensor, state: Tensor) -> Tensor:
     return (blocks + blocks @ state[..., 1, :, :, :]).transpose(-3, -2).flatten(-2)[..., : matrix.shape[-1]]
 
 
+def all_whitened(matrices: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
+    """`whitened` of each."""
+    found: list[Tensor] = [torch.empty(0)] * len(matrices)
+    for places in together(matrices, [(m.shape, state.shape) for m, state in zip(matrices, states, strict=True)]):
+        if len(places) == 1 or not states[places[0]].shape[-1]:
+            for i in places:
+                found[i] = whitened(matrices[i], states[i])
+            continue
+        stacked = whitened(torch.stack([matrices[i] for i in places]), torch.stack([states[i] for i in places]))
+        for i, matrix in zip(places, stacked, strict=True):
+            found[i] = matrix
+    return found
+
+
 def update_covariances_(states: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
     """R ← d·R + (1−d)·GᵀG in place.
 
@@ -222,10 +267,19 @@ def update_covariances_(states: Sequence[Tensor], gradients: Sequence[Tensor]) -
         states: (..., 2, blocks, width, width) for each tensor, zeros before the first step; (..., 0) of no matrix.
         gradients: (..., rows, columns) each.
     """
-    for state, gradient in zip(states, gradients, strict=True):
-        if state.shape[-1]:
-            blocks = in_blocks(gradient, state.shape[-1])
-            state[..., 0, :, :, :].lerp_(blocks.mT @ blocks, 1 - COVARIANCE_DECAY)
+    for places, covariances in covariances_of(states, gradients):
+        torch._foreach_lerp_([states[i][..., 0, :, :, :] for i in places], covariances, 1 - COVARIANCE_DECAY)
+
+
+def covariances_of(states: Sequence[Tensor], gradients: Sequence[Tensor]) -> Iterator[tuple[list[int], list[Tensor]]]:
+    """GᵀG of each gradient whose state is not empty, in blocks as wide as the state's; with their places."""
+    for places in together(gradients, [(g.shape, state.shape) for g, state in zip(gradients, states, strict=True)]):
+        width = states[places[0]].shape[-1]
+        if width:
+            one = len(places) == 1
+            blocks = in_blocks(gradients[places[0]] if one else torch.stack([gradients[i] for i in places]), width)
+            found = blocks.mT @ blocks
+            yield places, [found] if one else list(found.unbind())
 
 
 def renew_roots_(states: Sequence[Tensor], step: int, first: int = 0) -> None:
@@ -239,6 +293,7 @@ def renew_roots_(states: Sequence[Tensor], step: int, first: int = 0) -> None:
         step: updates done before this one.
         first: the number of blocks of tensors before these.
     """
+    covariances, roots = [], []
     for state in states:
         if not state.shape[-1]:
             continue
@@ -246,11 +301,18 @@ def renew_roots_(states: Sequence[Tensor], step: int, first: int = 0) -> None:
             turn = slice(0, 0 if step % ROOT_EVERY else None)
         else:
             turn = slice((step - first) % ROOT_EVERY, None, ROOT_EVERY)
-        covariance = state[..., 0, turn, :, :]
-        if covariance.numel():
-            eye = torch.eye(state.shape[-1], dtype=state.dtype, device=state.device)
-            state[..., 1, turn, :, :] = inverse_root(covariance) - eye
+        if state[..., 0, turn, :, :].numel():
+            covariances.append(state[..., 0, turn, :, :])
+            roots.append(state[..., 1, turn, :, :])
         first += state.shape[-3]
+    for places in together(covariances, [x.shape[-1] for x in covariances]):
+        some = [covariances[i] for i in places]
+        width = some[0].shape[-1]
+        every = some[0] if len(some) == 1 else torch.cat([x.reshape(-1, width, width) for x in some])
+        found = inverse_root(every) - torch.eye(width, dtype=every.dtype, device=every.device)
+        sizes = [x.numel() // width**2 for x in some]
+        for i, root in zip(places, [found] if len(some) == 1 else found.split(sizes), strict=True):
+            roots[i].copy_(root.reshape(roots[i].shape))
 
 
 def renew_roots(sampler: Any, group: dict[str, Any]) -> None:
@@ -292,17 +354,18 @@ def newton_inverse_root(a: Tensor) -> Tensor:
     Z from I, T = (3I − ZY)/2, Y ← YT, Z ← TZ. An eigenvalue x of A has x·z² = 1 up to 10⁻³.
     """
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    root, inverse, precision = a, eye.expand_as(a), torch.get_float32_matmul_precision()
+    root, precision = a.reshape(-1, *a.shape[-2:]), torch.get_float32_matmul_precision()
+    inverse = eye.expand_as(root)
     if precision != "highest":  # ten bits are too few for the smallest eigenvalues
         torch.set_float32_matmul_precision("highest")
     try:
         for _ in range(_NEWTON):
-            factor = 1.5 * eye - 0.5 * (inverse @ root)
+            factor = torch.baddbmm(eye, inverse, root, beta=1.5, alpha=-0.5)
             root, inverse = root @ factor, factor @ inverse
     finally:
         if precision != "highest":
             torch.set_float32_matmul_precision(precision)
-    return inverse
+    return inverse.reshape(a.shape)
 
 
 # ------------------------------------------------------------------- blocks

@@ -40,6 +40,7 @@ from learned_samplers.base.guards.hyperparameters import ChangedHyperparameters
 from learned_samplers.base.guards.misuse import ClippingWatch, ReseedingWatch
 from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite
 from learned_samplers.base.saved_state import ResumableOptimizer
+from learned_samplers.base.segments import waits_for_launches
 from learned_samplers.base.step import Evaluation, GroupInputs, blocks
 
 #: What is called before a step, and what the rule of a step is called within: see `learned_samplers.base.guards`.
@@ -300,7 +301,19 @@ class Sampler(ResumableOptimizer):
         """
         temperature = hyper["temperature"]
         drawn = isinstance(temperature, Tensor) or temperature != 0
-        return [self.noise_like(p) for p in params] if drawn else None
+        if not drawn:
+            return None
+        alike = self.generator is None and self.parts is None and not torch.compiler.is_compiling()
+        if (
+            alike
+            and len(params) > 1
+            and waits_for_launches(params[0])
+            and len({(p.dtype, p.device) for p in params}) == 1
+        ):
+            # One launch in the place of one for each.
+            flat = self.noise_like(params[0].new_empty(sum(p.numel() for p in params)))
+            return [x.view(p.shape) for x, p in zip(flat.split([p.numel() for p in params]), params, strict=True)]
+        return [self.noise_like(p) for p in params]
 
     def noise_like(self, p: Tensor) -> Tensor:
         """Standard normal noise of a parameter's shape, dtype and device, from the sampler's generator."""

@@ -17,6 +17,11 @@ def matrix_sides(shape: Sequence[int]) -> tuple[int, int]:
     return (shape[0], prod(shape[1:])) if len(shape) > 1 else (1, prod(shape))
 
 
+def waits_for_launches(x: Tensor) -> bool:
+    """Whether many small operations on this tensor cost more than one that does the same: on all devices but CPUs."""
+    return not x.is_cpu
+
+
 @dataclass(frozen=True)
 class Segments:
     """The tensors of a model laid end to end in one flat axis.
@@ -70,6 +75,8 @@ class Segments:
 
     def mean_square(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Mean of x² over each tensor, (..., d) → (..., S), in ``dtype``, by default that of x."""
+        if self._at_once(x, dtype):
+            return self.from_norms(self._norms(x, 2))
         # Norms, because they need no copy of x² the size of the model.
         norms = [_norm(piece, dtype or x.dtype) for piece in x.split(self.lengths, -1)]
         return self.from_norms(torch.stack(norms, -1))
@@ -78,9 +85,20 @@ class Segments:
         """Mean of x² over each tensor from its norm, (..., S)."""
         return norms.square() / constant(self.lengths, norms)
 
-    def mean(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def mean(self, x: Tensor, dtype: torch.dtype | None = None, *, non_negative: bool = False) -> Tensor:
         """Mean over each tensor, (..., d) → (..., S), in ``dtype``, by default that of x."""
+        if non_negative and self._at_once(x, dtype):
+            sums = self._norms(x, 1)
+            return sums / constant(self.lengths, sums)
         return torch.stack([_mean(piece, dtype or x.dtype) for piece in x.split(self.lengths, -1)], -1)
+
+    def _at_once(self, x: Tensor, dtype: torch.dtype | None) -> bool:
+        """Whether all pieces of all rows have their norms in one call."""
+        return waits_for_launches(x) and dtype in (None, x.dtype) and x.numel() <= _FEW_ROWS * self.total
+
+    def _norms(self, x: Tensor, order: int) -> Tensor:
+        pieces = [piece for row in x.reshape(-1, self.total).unbind() for piece in row.split(self.lengths)]
+        return torch.stack(torch._foreach_norm(pieces, order)).view(*x.shape[:-1], len(self.lengths))
 
     def expand(self, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Each tensor's value (..., S) at its coordinates: (..., stop − start), or (..., 1) if one tensor has all."""
@@ -88,10 +106,12 @@ class Segments:
         first, last = self._holder(start), self._holder(stop - 1)
         if first == last:
             return x[..., first : first + 1]
-        pieces = []
-        for i in range(first, last + 1):
-            width = min(self.edges[i + 1], stop) - max(self.edges[i], start)
-            pieces.append(x[..., i : i + 1].expand(*x.shape[:-1], width))
+        holders = range(first, last + 1)
+        widths = tuple(min(self.edges[i + 1], stop) - max(self.edges[i], start) for i in holders)
+        if waits_for_launches(x):
+            repeats = constant(widths, torch.empty(0, dtype=torch.int64, device=x.device))
+            return x.index_select(-1, first + torch.repeat_interleave(repeats, output_size=stop - start))
+        pieces = [x[..., i : i + 1].expand(*x.shape[:-1], w) for i, w in zip(holders, widths, strict=True)]
         return torch.cat(pieces, -1)
 
     def _holder(self, position: int) -> int:
@@ -103,6 +123,8 @@ class Segments:
         return low
 
 
+# Rows of a buffer up to which all pieces have their norms in one call.
+_FEW_ROWS = 16
 # Coordinates that are copied in another dtype at a time.
 _CHUNK = 1 << 16
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import matrices
-from learned_samplers.base.operations import FUNCTIONAL, IN_PLACE, Operations
+from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations
 from learned_samplers.base.segments import matrix_sides
 
 # Of its Frobenius norm: what is added to a covariance, so that a direction without gradients has a finite step.
@@ -95,16 +95,21 @@ class MatrixMass:
             self._diagonal.begin(state, gradient)
 
     def measure(self, state: Any, gradient: Any, rate: Any, ops: Operations) -> Any:
-        def measured(state: Tensor, gradient: Tensor) -> Tensor:
-            state = state.clone() if ops is FUNCTIONAL else state
-            if not _of_matrix(state):
-                return self._diagonal.measure(state, gradient.flatten(), rate, IN_PLACE)
-            rows = _in_blocks(gradient.to(state.dtype), state.shape[-1])
-            covariance = rows.mT @ rows / rows.shape[-2]
-            state[0].add_((covariance - state[0]) * rate)
-            return state
+        if isinstance(state, Tensor):
+            return self._measured([state.clone() if ops is FUNCTIONAL else state], [gradient], rate)[0]
+        return self._measured(state, gradient, rate)
 
-        return ops.map(measured, state, gradient)
+    def _measured(self, state: list[Tensor], gradient: list[Tensor], rate: Any) -> list[Tensor]:
+        known, rest = _sorted(state)
+        gradients = [gradient[i].reshape(matrix_sides(gradient[i].shape)).to(state[i].dtype) for i in known]
+        for places, covariances in matrices.covariances_of([state[i] for i in known], gradients):
+            rows = gradients[places[0]].shape[0]
+            kept = [state[known[i]][0] for i in places]
+            FOREACH.add(kept, FOREACH.scale(torch._foreach_sub(FOREACH.scale(covariances, 1 / rows), kept), rate))
+        if rest:
+            flat = [gradient[i].flatten() for i in rest]
+            self._diagonal.measure([state[i] for i in rest], flat, rate, FOREACH)
+        return state
 
     def kept(self, state: Tensor) -> bool:
         return _of_matrix(state)
@@ -122,13 +127,24 @@ class MatrixMass:
         return ops.map(frozen, state)
 
     def apply(self, x: Any, frozen: Any, ops: Operations) -> Any:
-        def applied(x: Tensor, frozen: Tensor) -> Tensor:
-            if not _of_matrix(frozen):
-                return x * frozen.view(x.shape)
-            blocks = _in_blocks(x, frozen.shape[-1]) @ frozen[1].to(x.dtype)
-            return blocks.transpose(-3, -2).flatten(-2)[:, : matrix_sides(x.shape)[1]].reshape(x.shape)
+        return self._applied([x], [frozen])[0] if isinstance(x, Tensor) else self._applied(x, frozen)
 
-        return ops.map(applied, x, frozen)
+    def _applied(self, x: list[Tensor], frozen: list[Tensor]) -> list[Tensor]:
+        known, rest = _sorted(frozen)
+        found = list(x)
+        shapes = [(x[i].shape, frozen[i].shape) for i in known]
+        for places in matrices.together([x[i] for i in known], shapes):
+            chosen = [known[i] for i in places]
+            root, one = [frozen[i][1].to(x[i].dtype) for i in chosen], len(chosen) == 1
+            both = (x[chosen[0]], root[0]) if one else (torch.stack([x[i] for i in chosen]), torch.stack(root))
+            made = _times(*both, matrix_sides(x[chosen[0]].shape))
+            for i, each in zip(chosen, [made] if one else made.unbind(), strict=True):
+                found[i] = each.reshape(x[i].shape)
+        if rest:
+            factors = [frozen[i].view(x[i].shape) for i in rest]
+            for i, each in zip(rest, torch._foreach_mul([x[i] for i in rest], factors), strict=True):
+                found[i] = each
+        return found
 
 
 MASSES: dict[str, Mass] = {"diagonal": DiagonalMass(), "matrix": MatrixMass()}
@@ -139,9 +155,17 @@ def _of_matrix(state: Tensor) -> bool:
     return state.dim() == 4
 
 
-def _in_blocks(x: Tensor, width: int) -> Tensor:
-    """A tensor as a matrix in blocks of columns, (blocks, rows, width)."""
-    return matrices.in_blocks(x.reshape(matrix_sides(x.shape)), width)
+def _sorted(states: list[Tensor]) -> tuple[list[int], list[int]]:
+    """The places of the matrices, and those of the others."""
+    found = [i for i, state in enumerate(states) if _of_matrix(state)]
+    return found, [i for i, state in enumerate(states) if not _of_matrix(state)]
+
+
+def _times(x: Tensor, root: Tensor, sides: tuple[int, int]) -> Tensor:
+    """Tensors (..., *shape) as matrices (..., rows, columns) times roots (..., blocks, width, width)."""
+    x = x.reshape(*root.shape[:-3], *sides)
+    blocks = matrices.in_blocks(x, root.shape[-1]) @ root
+    return blocks.transpose(-3, -2).flatten(-2)[..., : sides[1]]
 
 
 def _eigen(covariance: Tensor) -> tuple[Tensor, Tensor]:

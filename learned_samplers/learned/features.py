@@ -220,8 +220,10 @@ def update_each_(
     fresh = not torch.compiler.is_compiling()  # which does not follow a change in place
     flat = update_averages(flat, gradient, feature_set, in_place=fresh, step=step, segments=segments)
     if torch.compiler.is_compiling() or flat.data_ptr() != averages[0].data_ptr():
-        for x, piece in zip(averages, flat.split([x[0].numel() for x in averages], -1), strict=True):
-            x.copy_(piece.reshape(x.shape))
+        pieces = flat.split([x[0].numel() for x in averages], -1)
+        torch._foreach_copy_(
+            list(averages), [piece.reshape(x.shape) for x, piece in zip(averages, pieces, strict=True)]
+        )
     return flat
 
 
@@ -302,7 +304,7 @@ class Scales:
         squares = [segments.mean_square(x).unsqueeze(-2) for x in (gradient, parameter)]
         self.mean_squares = torch.cat([*squares, segments.mean_square(averages[..., :k, :], gradient.dtype)], -2)
         if named.adaptive:  # what second moments are multiplied by before their logarithm
-            self.log_factors = 1 / (segments.mean(averages[..., k:, :], gradient.dtype) + TINY)
+            self.log_factors = 1 / (segments.mean(averages[..., k:, :], gradient.dtype, non_negative=True) + TINY)
 
     def with_momentum(self, momentum: Tensor) -> Scales:
         """These with another momentum (each of the two passes has its own)."""

@@ -328,4 +328,5 @@ class MetaSGMCMC(LearnedSampler):
         return tuple(x.reshape(parameter.shape) for x in after)
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:  # type: ignore[override]
-        super().advance(group, inputs, tuple(inputs.prepared.shape), energy=inputs.prepared)
+        energy = inputs.prepared.to(inputs.params[0].device) if inputs.params else inputs.prepared
+        super().advance(group, inputs, tuple(energy.shape), energy=energy)

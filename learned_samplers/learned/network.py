@@ -330,9 +330,8 @@ def network_at(
         slopes = segments.as_matrices(gradient)
         covariances, states = _states(covariances, gradient, segments, in_place)
         matrices.update_covariances_(states, slopes)
-        pairs = zip(ahead or _rows(averages, segments), slopes, strict=True)
         decay = prior_precision / num_data if settings.attenuated else 0.0
-        ahead = [torch.lerp(m, g, 1 - _MATRIX_DECAY) for m, g in pairs]
+        ahead = list(torch._foreach_lerp(list(ahead or _rows(averages, segments)), slopes, 1 - _MATRIX_DECAY))
         matrix_rows = matrices.directions(ahead, states, segments.as_matrices(parameter), decay)
         if isinstance(covariances, Tensor):  # of all tensors; an optimizer's have their turns among all of its own
             matrices.renew_roots_(states, step)

@@ -1,0 +1,79 @@
+"""Where launches take longer than arithmetic, on a GPU, tensors go together: with the numbers that they have alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from learned_samplers import L2E, SGHMC, SGNHT, AdaptedSGHMC, WhitenedSGHMC
+from learned_samplers.base import matrices, sampler, segments
+from learned_samplers.base.segments import Segments
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Called, it lets tensors be treated as on a GPU, the roots of covariances too."""
+
+    def treat():
+        for module in (matrices, sampler, segments):
+            monkeypatch.setattr(module, "waits_for_launches", lambda x: True)
+
+    return treat
+
+
+def trajectory(make, steps=25):
+    """The weights of a network with matrices of one shape, of several, and vectors, after some steps at T = 0."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*[torch.nn.Linear(6, 6) for _ in range(3)], torch.nn.Linear(6, 4)).double()
+    x, y = torch.randn(32, 6).double(), torch.arange(32) % 4
+    chain = make(net.parameters())
+    for _ in range(steps):
+        chain.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        chain.step()
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+KINDS = {
+    "SGHMC": lambda params: SGHMC(params, 1e-2, 500, temperature=0.0, prior_precision=1.0),
+    "WhitenedSGHMC": lambda params: WhitenedSGHMC(params, 1e-3, 500, temperature=0.0, prior_precision=1.0),
+    "AdaptedSGHMC": lambda params: AdaptedSGHMC(params, 1e-3, 500, total_steps=25, temperature=0.0),
+    "L2E": lambda params: L2E(params, 1e-3, 500, temperature=0.0, prior_precision=1.0),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_trajectory_is_the_same(name, on_gpu):
+    alone = trajectory(KINDS[name])
+    on_gpu()
+    torch.testing.assert_close(trajectory(KINDS[name]), alone, rtol=1e-8, atol=1e-10)
+
+
+def test_statistics_of_tensors_are_the_same(on_gpu):
+    tensors = Segments((3, 5, 1))
+    x = torch.randn(2, 9, dtype=torch.float64)
+    values = torch.randn(2, 3, dtype=torch.float64)
+    windows = ((0, 9), (2, 9), (3, 8), (4, 6))
+    alone = [tensors.mean_square(x), tensors.mean(x.abs()), *[tensors.expand(values, *each) for each in windows]]
+    on_gpu()
+    found = [tensors.mean_square(x), tensors.mean(x.abs(), non_negative=True)]
+    found += [tensors.expand(values, *each) for each in windows]
+    for got, expected in zip(found, alone, strict=True):
+        torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(
+        tensors.mean(x), alone[1] * 0 + torch.stack([x[:, :3].mean(1), x[:, 3:8].mean(1), x[:, 8]], 1)
+    )
+
+
+@pytest.mark.parametrize("make", [lambda p: SGHMC(p, 1e-2, 50), lambda p: SGNHT(p, 1e-2, 50)])
+def test_noise_is_drawn_at_once_and_standard(make, on_gpu, monkeypatch):
+    on_gpu()
+    params = [torch.zeros(300, 100), torch.zeros(50)]
+    drawn = []
+    monkeypatch.setattr(torch, "randn_like", lambda p, draw=torch.randn_like: drawn.append(p.shape) or draw(p))
+    chain = make(params)
+    noise = chain.noise_for(params, {"temperature": 1.0})
+    assert drawn == [(30_050,)]
+    assert [x.shape for x in noise] == [p.shape for p in params]
+    assert abs(noise[0].std() - 1) < 0.02
+    assert noise[0].flatten()[:50].ne(noise[1]).all()
