@@ -13,6 +13,6 @@ first run:
 3. **Test images**: those with an even index in the official order may be scored at any time; those with an odd one stay
    closed until every row is there, and are opened once, by `table --open`.
 4. **Where the minutes are limited** (a GPU that is lent): seeds are finished one after the other, for choosing and for
-   the table; the rows come in the order of `ROWS`, and the epochs of all of them become 25, or 10, if the first ten
-   rows cannot have 50. Nothing that is seen on the way changes the order.
+   the table; the rows come in the order of `ROWS`, and all of them have the most epochs of `EPOCHS` that the first ten
+   rows can have. Nothing that is seen on the way changes the order.
 """

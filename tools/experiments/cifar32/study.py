@@ -15,7 +15,7 @@ from experiments.cifar32.methods import DERIVED, METHODS, ROWS
 from experiments.cifar32.run import closed_scores, file_of, run
 
 TUNING_SEEDS, SEEDS = (100, 101, 102), (1, 2)
-TUNING_EPOCHS, EPOCHS = 5, (50, 25, 10)
+TUNING_EPOCHS, EPOCHS = 5, (50, 40, 30, 25, 20, 15, 10)
 #: So many rows decide how many epochs the minutes allow.
 LEAST_ROWS = 10
 #: Of the minutes that are left, what runs are planned for.

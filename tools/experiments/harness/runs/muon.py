@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base.matrices import orthogonal, renew_roots_, state_shape, update_covariances_, whitened
+from learned_samplers.base.matrices import all_whitened, orthogonal, renew_roots_, state_shape, update_covariances_
 
 # The root mean square of a step is this times lr, as Adam's usually is (Liu et al., Muon is scalable, 2025).
 _SCALE = 0.2
@@ -78,5 +78,4 @@ class Shampoo(Muon):
         kept = [self.state[p].setdefault("whitening", p.new_zeros(state_shape(p.shape))) for p in params]
         update_covariances_(kept, gradients)
         renew_roots_(kept, step)
-        found = [whitened(m, state) for m, state in zip(ahead, kept, strict=True)]
-        return [x / (x.square().mean().sqrt() + 1e-10) for x in found]
+        return [x / (x.square().mean().sqrt() + 1e-10) for x in all_whitened(ahead, kept)]
