@@ -36,7 +36,7 @@ def _as_draws(draws: Any) -> np.ndarray:
     except (TypeError, ValueError) as error:
         raise TypeError(f"draws must be an array (chain, draw, ...) or samples, got {type(draws).__name__}") from error
     if values.ndim < 2 or 0 in values.shape:
-        raise ValueError(f"draws must have shape (chain, draw, ...), none of them zero; got {values.shape}")
+        raise ValueError(f"draws must have shape (chain, draw, ...), without an empty axis; got {values.shape}")
     if not np.isfinite(values).all():
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
         raise ValueError(f"draws must be finite, got {values[where]} at {where}")
@@ -58,7 +58,9 @@ def _require_draws(values: np.ndarray, minimum: int) -> None:
 
 
 def ess(draws: Any, method: str = "mean") -> np.ndarray:
-    """Effective sample size of every coordinate, all chains together: n / (1 + 2 Σ_t ρ_t), ρ_t the autocorrelations.
+    """How many independent draws the samples of each coordinate are worth, all chains together.
+
+    The effective sample size is n / (1 + 2 Σ_t ρ_t), ρ_t the autocorrelations.
 
     Estimated by ArviZ with Geyer's initial monotone sequence (Vehtari et al., Bayesian Analysis 2021). An
     autoregressive chain with coefficient ρ has n(1−ρ)/(1+ρ). A coordinate that never moves counts as n.
@@ -109,7 +111,7 @@ def split_rhat(draws: Any, method: str = "rank") -> np.ndarray:
 
 
 def chainwise_rhat(draws: Any, num_splits: int = 2, *, rank_normalize: bool = True) -> np.ndarray:
-    """cR̂^(κ): R̂ between κ consecutive pieces of one chain, for every chain and coordinate.
+    """R̂ between κ consecutive pieces of one chain, cR̂^(κ): near 1 where that chain has settled.
 
     Chains of a network settle in different, equivalent modes, so that comparing them says nothing; each is compared
     with itself (Sommer et al., ICML 2024; L2E, Appendix L, with κ = 2). NaN for a coordinate that never moves.
@@ -139,7 +141,7 @@ def _normal_scores(values: np.ndarray) -> np.ndarray:
 
 
 def converged_share(draws: Any, num_splits: int = 2, *, threshold: float = 1.1) -> float:
-    """Share of the coordinates, over all chains, with cR̂^(κ) < ``threshold``: L2E's Table 4.
+    """Share of the coordinates, over all chains, that have settled: cR̂^(κ) < ``threshold`` (L2E's Table 4).
 
     A coordinate that never moves has not converged. For one layer: ``posterior.to_arviz(parameters=["fc.weight"])``.
     """

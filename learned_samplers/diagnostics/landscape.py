@@ -18,14 +18,14 @@ State = Mapping[str, Tensor]
 
 
 def cosine_similarity(samples: Iterable[State] | Tensor, origin: State | Tensor | None = None) -> np.ndarray:
-    """Matrix (K, K) of ⟨θ_i, θ_j⟩ / (‖θ_i‖ ‖θ_j‖) between samples, each taken as one vector.
+    """How alike samples are as vectors of weights: the matrix (K, K) of ⟨θ_i, θ_j⟩ / (‖θ_i‖ ‖θ_j‖).
 
     Args:
         samples: a collection of samples, any sequence of dictionaries of tensors (in any order of their names), or a
             tensor (K, d).
         origin: what every sample is measured from, in the form of one of them. Samples of one chain share its initial
             weights, independent networks what their initialisations have in common (ones, and means of biases): with
-            these as the origin the cosine says in how far they went the same way.
+            these as the origin the cosine says how far they went the same way.
 
     Raises:
         ValueError: fewer than one sample, different names or shapes, or a sample of norm zero.
@@ -56,7 +56,7 @@ def cosine_similarity(samples: Iterable[State] | Tensor, origin: State | Tensor 
         matrix = matrix - vectors[-1]
     norms = matrix.norm(dim=1, keepdim=True)
     if (norms == 0).any():
-        raise ValueError(f"samples[{int((norms == 0).nonzero()[0, 0])}] is zero everywhere and has no direction")
+        raise ValueError(f"samples[{int((norms == 0).nonzero()[0, 0])}] is zero everywhere and has no angle to others")
     return ((matrix @ matrix.T) / (norms @ norms.T)).clamp(-1, 1).numpy()
 
 

@@ -158,8 +158,8 @@ def local_learning_coefficient(
     initial, again = (_mean_loss(still, loss, inputs, targets, size) for _ in range(2))
     if differ(*(n / t * torch.tensor(value, dtype=torch.float64) for value in (initial, again))):
         raise ValueError(
-            f"model: its loss at given weights is random, {initial:.6g} and then {again:.6g}{_random_layer(model)}; "
-            "what is estimated is a difference to it: call model.eval() before, or take a loss that draws nothing"
+            f"model must have one loss at given weights, got {initial:.6g} and then {again:.6g}{_random_layer(model)}: "
+            "call model.eval() first, or take a loss without random numbers"
         )
     batches = math.ceil(len(inputs) / size)
     warm, measured = math.ceil(burn_in / batches), math.ceil(steps / batches)

@@ -24,7 +24,7 @@ def network_loss(
     class_axis: int | None = None,
     select: int | str | None = None,
 ) -> Callable[[dict[str, Tensor]], float]:
-    """A loss for :func:`loss_lines`: the mean of the network over (x, labels) as a function of its weights.
+    """A loss for :func:`loss_lines`: the network's mean loss over (x, labels) as a function of its weights.
 
     Of a sample's own weights it is that of the sample's prediction. What `SampleCollection.predict` refuses is refused
     here too, when the loss is first computed.
@@ -51,7 +51,7 @@ def network_loss(
     count = len(as_tensor("x", first))
     if given.shape[:1] != (count,):
         raise ValueError(
-            f"labels must be as many as the {count} inputs, got {len(given) if given.ndim else 'one number'}"
+            f"labels must have one entry for each of {count} inputs, got {len(given) if given.ndim else 'one number'}"
         )
     is_function = callable(output)
     predict = samples.function_of_weights(

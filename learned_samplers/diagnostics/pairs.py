@@ -20,7 +20,7 @@ from learned_samplers.posterior import SampleCollection
 
 @dataclass(frozen=True)
 class Exploration:
-    """What all P pairs of samples differ by, each (P,), in the order of ``pairs``.
+    """How the P pairs of samples differ. Each field has shape (P,), in the order of ``pairs``.
 
     Attributes:
         pairs: P pairs of indices.
@@ -69,9 +69,9 @@ def exploration(
     max_lines: int | None = None,
     **how: Any,
 ) -> Exploration:
-    """Compare all pairs of samples of a classifier: on the line between them, in angle, and in what they predict.
+    """Do samples of a classifier lie in different modes? Compare all pairs: loss between them, angle, predictions.
 
-    Neighbours of one chain are alike in any case; whether the chain came elsewhere shows in pairs that lie far apart.
+    Neighbours in a chain are always alike. Pairs that lie far apart show whether the chain has reached another region.
 
     Args:
         samples: two or more.
@@ -83,7 +83,7 @@ def exploration(
 
     Raises:
         TypeError, ValueError: an argument that cannot be used.
-        OwnBuffers: samples with different buffers, which weights between two have not.
+        OwnBuffers: samples with different buffers, none of which belong to weights between two samples.
     """
     if max_lines is not None:
         validation.integer("max_lines", max_lines)

@@ -102,8 +102,8 @@ class CollectPosterior(TrainerCallback):
         weights = saved["weights"]
         if isinstance(weights, dict) and weights != _weights(model, weights):
             raise RuntimeError(
-                f"the samples in {file} are of another checkpoint than the weights that training goes on with: name "
-                "the folder that is resumed, CollectPosterior(..., checkpoint=...)"
+                f"the samples in {file} belong to another checkpoint than the weights that training continues with: "
+                "give the folder that is resumed, CollectPosterior(..., checkpoint=...)"
             )
         return saved["posterior"]
 

@@ -35,7 +35,7 @@ def probabilities(name: str, value: Any, ndim: int = 2) -> Tensor:
         probs = probs.unsqueeze(1)
     if probs.ndim != ndim or 0 in shape:
         expected = "(N, C), or (N,) for two classes" if ndim == 2 else "(K, N, C)"
-        raise ValueError(f"{name} must have shape {expected}, none of them zero; got {shape}")
+        raise ValueError(f"{name} must have shape {expected}, without an empty axis; got {shape}")
     # Correctly rounded probabilities sum to one to within a quarter of this.
     tolerance = max(TOLERANCE, torch.finfo(probs.dtype).eps)
     probs = probs.double()
@@ -51,7 +51,7 @@ def probabilities(name: str, value: Any, ndim: int = 2) -> Tensor:
     if rows.shape[1] == 1:
         if len(shape) == ndim and bool((rows == 1).all()):
             raise ValueError(
-                f"{name} must have at least two classes, got shape {shape} of ones, such as a softmax of one logit has"
+                f"{name} must have at least two classes, got ones of shape {shape}, as from a softmax of one logit"
             )
         probs = probs.clamp(max=1)
         return torch.cat([1 - probs, probs], -1)

@@ -36,7 +36,7 @@ def fit_temperature(probs: Any, labels: Any) -> float:
     y = class_labels(labels, p)
     logs = p.clamp_min(FLOOR).log()
     if bool((logs.amax(1) - logs.amin(1) < 1e-9).all()):
-        raise ValueError("probs are the same for every class, so that a temperature changes nothing")
+        raise ValueError("probs must differ between classes: a temperature does not change equal probabilities")
     chosen = logs.gather(1, y.unsqueeze(1)).squeeze(1)
 
     def loss(log_temperature: float) -> float:
@@ -45,7 +45,9 @@ def fit_temperature(probs: Any, labels: Any) -> float:
 
     found = float(minimize_scalar(loss, bounds=LOG_RANGE, method="bounded", options={"xatol": 1e-6}).x)
     if min(map(loss, LOG_RANGE)) <= loss(found) + 1e-12:
-        raise ValueError(f"no temperature fits: the likelihood still grows at {math.exp(found):.4g}")
+        raise ValueError(
+            f"probs and labels have no best temperature: the likelihood grows beyond {math.exp(found):.4g}"
+        )
     return math.exp(found)
 
 

@@ -46,7 +46,9 @@ def brier(probs: Any, labels: Any) -> float:
 
 
 def ece(probs: Any, labels: Any, num_bins: int = 15) -> float:
-    """Expected calibration error Σ_b (n_b/N) |accuracy_b − confidence_b|, in [0, 1] (Guo et al., ICML 2017).
+    """Expected calibration error: how far confidence and accuracy are apart, in [0, 1]; 0 is calibrated.
+
+    Σ_b (n_b/N) |accuracy_b − confidence_b| over bins of confidence (Guo et al., ICML 2017).
 
     The confidence is the largest probability of a row; the ``num_bins`` bins are [0, 1/B), …, [(B−1)/B, 1].
     """
@@ -84,12 +86,12 @@ def calibration_bins(probs: Any, labels: Any, num_bins: int = 15) -> Calibration
 
 
 def pairwise_kld(sample_probs: Any) -> float:
-    """Mean Kullback–Leibler divergence between the predictions of two different samples, in nats,
+    """How much the samples differ as functions: the mean Kullback–Leibler divergence of two predictions, in nats.
 
         (1/N) Σ_n 1/(K(K−1)) Σ_{i≠j} Σ_c p_i(c) log(p_i(c) / p_j(c)):
 
-    how much the samples differ as functions (L2E, Appendix K, equation 18; the sum over classes, which the paper's
-    typesetting leaves out, is what makes it a divergence).
+    (L2E, Appendix K, equation 18; the paper's typesetting leaves out the sum over classes, without which it is no
+    divergence).
 
     Args:
         sample_probs: (K, N, C), or (K, N, 1) of two classes, with K ≥ 2, as from ``PosteriorSamples.predict_samples``.
@@ -106,7 +108,7 @@ def pairwise_kld(sample_probs: Any) -> float:
 
 
 def disagreement(sample_probs: Any) -> float:
-    """Share of examples for which two different samples have different most probable classes, the mean over pairs.
+    """How often two samples have different most probable classes: a share of the examples, the mean over pairs.
 
     Args:
         sample_probs: (K, N, C) with K ≥ 2, as for `pairwise_kld`.
@@ -118,7 +120,7 @@ def disagreement(sample_probs: Any) -> float:
 
 
 def ambiguity(sample_probs: Any, labels: Any) -> float:
-    """Mean loss of the samples less the loss of their average, in nats: what averaging gains, ≥ 0.
+    """What averaging gains, in nats, ≥ 0: the mean loss of the samples less the loss of their average.
 
     The NLL of an average is that of its samples, in the mean, less their ambiguity (Wood et al., JMLR 2023).
 
@@ -130,10 +132,10 @@ def ambiguity(sample_probs: Any, labels: Any) -> float:
 
 
 def mutual_information(sample_probs: Any) -> Tensor:
-    """Entropy of the average prediction less the mean entropy of the samples', (N,), in nats, ≥ 0.
+    """How much the samples disagree about each example (epistemic uncertainty), (N,), in nats, ≥ 0.
 
-    What the samples do not agree on (epistemic uncertainty; Houlsby et al., 2011): 0 where all predict the same,
-    however unsure each of them is.
+    The entropy of the average prediction less the mean entropy of the samples' predictions (Houlsby et al., 2011): 0
+    where all predict the same, however unsure each of them is.
 
     Args:
         sample_probs: (K, N, C), as for `pairwise_kld`.
@@ -144,7 +146,7 @@ def mutual_information(sample_probs: Any) -> Tensor:
 
 
 def agreement(probs: Any, reference: Any) -> float:
-    """Share of examples with the same most probable class under both, in [0, 1] (L2E, Appendix K, equation 19).
+    """How often two predictors choose the same class: a share in [0, 1] (L2E, Appendix K, equation 19).
 
     Args:
         probs, reference: (N, C) each; the reference is usually that of Hamiltonian Monte Carlo.
@@ -156,14 +158,14 @@ def agreement(probs: Any, reference: Any) -> float:
 def total_variation(probs: Any, reference: Any) -> float:
     """Mean total variation distance (1/N) Σ_n ½ Σ_k |p_n(k) − q_n(k)|, in [0, 1] (L2E, Appendix K, equation 20).
 
-    The numbers of L2E's Table 1 seem to be means over the C classes instead of half sums; times C/2 they compare.
+    The numbers of L2E's Table 1 seem to be means over the C classes instead of half sums: multiply them by C/2.
     """
     first, second = two_predictions(probs, reference)
     return 0.5 * (first - second).abs().sum(1).mean().item()
 
 
 def ood_auroc(probs: Any, ood_probs: Any) -> float:
-    """Area under the ROC curve when the largest probability tells in-distribution examples from others.
+    """How well the largest probability tells in-distribution examples from others: the area under the ROC curve.
 
     It is P(max p > max p') + ½ P(max p = max p') over pairs of an in-distribution example and another one: 1 is
     perfect, ½ is guessing (Hendrycks and Gimpel, ICLR 2017).
@@ -179,7 +181,7 @@ def ood_auroc(probs: Any, ood_probs: Any) -> float:
 
 
 def information_auroc(sample_probs: Any, ood_sample_probs: Any) -> float:
-    """The same area when the mutual information tells other examples from in-distribution ones, which have less.
+    """How well the mutual information tells in-distribution examples from others, which have more: the same area.
 
     Args:
         sample_probs: (K, N, C) on in-distribution examples, as for `mutual_information`.

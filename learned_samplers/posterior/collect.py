@@ -212,7 +212,7 @@ class PosteriorSamples(SampleCollection):
             length = before.last_step - before.phase_start
             if before.phase_start >= self.burn_in and 0 < length < self.thinning:
                 raise ValueError(
-                    f"thinning={self.thinning} is longer than the sampler's sampling phase of {length} steps, so that "
+                    f"thinning={self.thinning} is longer than the sampler's sampling phase of {length} steps, so "
                     "no state of a cycle would ever be kept"
                 )
             return
@@ -314,7 +314,7 @@ class PosteriorSamples(SampleCollection):
             warnings.warn(
                 f"{frozen[0]!r}{others} was sampled before and is frozen at step {step}, or no longer with the "
                 "sampler: its values are the same in every sample from here on. Unfreeze it by requires_grad_(True), "
-                "or begin a collection anew",
+                "or begin a new collection",
                 stacklevel=2,
             )
 
@@ -337,8 +337,8 @@ class PosteriorSamples(SampleCollection):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "PosteriorSamples hangs on its sampler's step and cannot be copied or pickled: copy model and sampler, "
-            "make a new one of these, and load this one's state_dict() into it"
+            "PosteriorSamples is attached to its sampler and cannot be copied or pickled: copy model and sampler, "
+            "make a new PosteriorSamples, and load the state_dict() of this one into it"
         )
 
     def detach(self) -> None:
@@ -468,6 +468,6 @@ def _compare_order(ours: list[list[str]], theirs: list[list[str]]) -> None:
     if swapped and sorted(here) == sorted(there):
         raise ValueError(
             f"the state dict was saved beside a sampler with its parameters in another order: {swapped[0][0]!r} where "
-            f"this one has {swapped[0][1]!r}. A sampler's saved state numbers them, and would give each the momentum "
-            "of another: make the sampler of the parameters in that order"
+            f"this one has {swapped[0][1]!r}. A sampler's saved state numbers its parameters, so each would get the "
+            "momentum of another: give the sampler its parameters in that order"
         )

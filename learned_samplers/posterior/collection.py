@@ -84,13 +84,13 @@ class SampleCollection(Predictive):
 
     def _position(self, index: int) -> int:
         if isinstance(index, bool) or not isinstance(index, int):
-            raise TypeError(f"a sample is chosen by an integer, got {index!r}")
+            raise TypeError(f"index must be an integer, got {index!r}")
         if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} of a collection of {len(self)}")
+            raise IndexError(f"index must be that of one of {len(self)} samples, got {index}")
         return index % len(self)
 
     def load_into(self, model: nn.Module, index: int) -> None:
-        """Give a network the weights of one sample, and what else the sample predicts with: buffers, frozen weights.
+        """Copy one sample into a network: its weights, and the buffers and frozen weights that it predicts with.
 
         Everything is copied into the network's own tensors, in their dtype and on their device; tied weights stay tied.
         A sampler that still runs would go on from there: give a copy of its network, ``copy.deepcopy(model)``.
@@ -199,7 +199,7 @@ class SampleCollection(Predictive):
         validation.integer("count", count)
         if not callable(sampled_params):
             raise TypeError(
-                f"sampled_params must be a function that gives a context, got {type(sampled_params).__name__}"
+                f"sampled_params must be a function that returns a context manager, got {type(sampled_params).__name__}"
             )
         validate_policy(model, buffers)
         statistics = normalisation_buffers(model)
@@ -235,13 +235,13 @@ class SampleCollection(Predictive):
             for name, value in sample.items():
                 if not isinstance(value, Tensor):
                     raise TypeError(
-                        f"samples[{k}]: {name!r} is a {type(value).__name__} and no tensor: leave it out, for a sample "
-                        "is the network's parameters and buffers"
+                        f"samples[{k}][{name!r}] must be a tensor, got {type(value).__name__}: leave out what is "
+                        "neither a parameter nor a buffer of the network"
                     )
             for name, owner in first_names.items():
                 if name in sample and owner in sample and not same_values(sample[name], sample[owner].to(sample[name])):
                     raise ValueError(
-                        f"samples[{k}]: {name!r} and {owner!r} are one tensor in the model, and differ here"
+                        f"samples[{k}]: {name!r} and {owner!r} are one tensor in the model but differ here"
                     )
             entry = Entry(k + 1, 0, k + 1)
             rows[entry] = {name: t.detach().clone() for name, t in sample.items() if name not in first_names}

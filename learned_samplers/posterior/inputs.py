@@ -82,7 +82,7 @@ class Batches:
         self._x, self._size, self._dtype, self._targets, self._second = x, batch_size, dtype, targets, second
         if self.read:
             if _shuffles(x):
-                raise ValueError("x shuffles, so that predictions could not be matched to examples: use shuffle=False")
+                raise ValueError("x must not shuffle, or predictions have no order to return in: use shuffle=False")
             self.length = _expected(x)
         else:
             self._x = _one_batch(x, dtype)
@@ -98,7 +98,7 @@ class Batches:
             yield _one_batch(item, self._dtype)
             empty = False
         if empty:
-            raise ValueError("x must hold at least one example, got a loader of no batch")
+            raise ValueError("x must hold at least one example, got a loader without batches")
 
 
 def _expected(loader: DataLoader[Any]) -> int:
@@ -129,7 +129,9 @@ def _one_batch(x: Any, dtype: torch.dtype | None) -> Batch:
     lengths = [len(item) if item.ndim else 0 for item in tensors]
     if lengths[0] == 0 or len(set(lengths)) != 1:
         advice = f" ({ADVICE})" if any(item.ndim == 0 for item in tensors) else ""
-        raise ValueError(f"x must hold at least one example, as many in each tensor; got lengths {lengths}{advice}")
+        raise ValueError(
+            f"x must hold at least one example, equally many in each tensor; got lengths {lengths}{advice}"
+        )
     if isinstance(x, Mapping):
         return Batch((), dict(zip(map(str, x), tensors, strict=True)), lengths[0])
     return Batch(tuple(tensors), {}, lengths[0])
@@ -165,7 +167,7 @@ def _inputs_of(loader: Iterable[Any], targets: bool | None, second: str) -> Iter
     for item in loader:
         if targets is None and second and isinstance(item, Sequence) and len(item) == 2:
             warnings.warn(
-                f"the second item of the loader's batches is taken for the target, not for {second!r} of the network: "
+                f"the second item of the loader's batches is used as the target, not as {second!r} of the network: "
                 "pass targets=False if it is an input, targets=True if it is the target",
                 stacklevel=5,
             )

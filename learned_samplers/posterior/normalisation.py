@@ -115,12 +115,12 @@ def reestimated_buffers(
                     if "more than 1 value per channel" not in str(error):
                         raise
                     raise ValueError(
-                        f"data has a batch of {batch.length} example, of which batch norm has no variance: take "
+                        f"data has a batch of {batch.length} example, for which batch norm has no variance: take "
                         "another batch size, or drop_last=True"
                     ) from error
                 seen += 1
             if not seen:
-                raise ValueError("data holds no batch to re-estimate the buffers from")
+                raise ValueError("data must hold a batch to re-estimate the buffers from, got none")
             yield {name: tensors[name].clone() for name in names}
 
 

@@ -165,7 +165,7 @@ class FolderStore:
         entry = self.entries[index]
         tensors, metadata = read_tensors(self._file(entry), self.device)
         if metadata.get("step") != entry.step:
-            raise ValueError(f"{self._file(entry)}: is of step {metadata.get('step')}, not of step {entry.step}")
+            raise ValueError(f"{self._file(entry)}: belongs to step {metadata.get('step')}, not to step {entry.step}")
         for name, shape in self.settings["shapes"].items():
             found = list(tensors[name].shape) if name in tensors else None
             if found != shape:

@@ -63,7 +63,7 @@ class OutputFormat:
         """The tensor to read: the output itself, ``.logits``, or the entry that ``select`` names."""
         found = self._selected(raw)
         if not isinstance(found, Tensor):
-            raise TypeError(f"select={self.select!r} gives a {type(found).__name__} of the network's output, no tensor")
+            raise TypeError(f"select={self.select!r} must select a tensor of the output, got {type(found).__name__}")
         if not found.is_floating_point():
             raise TypeError(f"the network's output must hold floating-point numbers, got {found.dtype}")
         return found.to(torch.promote_types(found.dtype, torch.float32))

@@ -74,7 +74,7 @@ class Predictive:
 
     def _require_samples(self, purpose: str) -> None:
         if not len(self):
-            raise RuntimeError(f"no sample {purpose}: {self._why_empty()}")
+            raise RuntimeError(f"there is no sample {purpose}: {self._why_empty()}")
 
     def _why_empty(self) -> str:
         return repr(self)
@@ -189,7 +189,7 @@ class Predictive:
     def predict_batches(self, x: Inputs, **options: Unpack[Options]) -> Iterator[Tensor]:
         """Iterate over each sample's own predictions for one batch of ``x`` after the other: (K, ``batch_size``, ...).
 
-        Together they are :meth:`predict_samples`, of which one batch is held at a time; a loader's batches are read as
+        Together they are :meth:`predict_samples`, but only one batch is held at a time; a loader's batches are read as
         they are needed. With more samples than ``sample_chunk`` every batch reads all samples again: choose a large
         ``batch_size``, or a large ``sample_chunk`` where K sets of weights fit into memory. For any statistic over
         samples, such as quantiles::
@@ -202,7 +202,7 @@ class Predictive:
         return _each_batch(self._run(x, options))
 
     def uncertainty(self, x: Inputs, **options: Unpack[Options]) -> Uncertainty:
-        r"""How uncertain each prediction is, and why: the mean, and total = aleatoric + epistemic uncertainty.
+        r"""How uncertain each prediction is, and why: its mean, and total = aleatoric + epistemic uncertainty.
 
         For classes these are entropies in nats, of shape (N,), or that of the logits with ``output="binary"``: the
         entropy H of the averaged prediction, the average of the samples' entropies, and their difference, the mutual

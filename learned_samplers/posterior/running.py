@@ -337,10 +337,10 @@ def require_weights_used(
     missed = (name for name in changed if torch.equal(predicted({**state, name: own[name]}), first))
     name = next(missed, changed[0])
     raise ValueError(
-        f"forward of {type(network).__name__} uses sampled weights, {name!r} perhaps, otherwise than as attributes of "
-        "its modules (from a list, a closure, or a forward that was replaced), where predict cannot put a sample's in "
-        f"their place: with a sample's weights copied into the network its output differs by {apart:.2g} of its size. "
-        "Let forward look them up at each call, as in self.layer.weight; the samples themselves are sound"
+        f"forward of {type(network).__name__} does not read all sampled weights, {name!r} perhaps, from its modules, "
+        "but from a list, a closure or a replaced forward, where predict cannot put those of a sample: with a sample's "
+        f"weights copied into the network its output differs by {apart:.2g} of its size. Let forward look them up at "
+        "each call, as in self.layer.weight. The samples themselves are sound"
     )
 
 

@@ -47,7 +47,7 @@ def sampled_parameters(model: nn.Module, sampler: Optimizer) -> dict[str, nn.Par
         )
     sampled = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
     if not sampled:
-        raise ValueError("sampler: none of its parameters has requires_grad=True, so that there is nothing to sample")
+        raise ValueError("sampler: none of its parameters has requires_grad=True, so there is nothing to sample")
     return sampled
 
 
@@ -196,8 +196,8 @@ class Snapshots:
             else:
                 if name not in store.frozen:
                     raise ValueError(
-                        f"nothing is stored of {name!r}, which is not sampled (step {step}): fixed.safetensors of the "
-                        "collection's folder is missing, or the network has become another one"
+                        f"{name!r} is not sampled, and has no stored value at step {step}: fixed.safetensors of the "
+                        "collection's folder is missing, or the network has changed"
                     )
                 same = store.frozen[name] == self._fingerprints.of(name, tensor)
             if not same:
@@ -216,9 +216,9 @@ class Snapshots:
                 doubt = "" if layer.training else " (or an earlier version of this package collected it)"
                 raise ValueError(
                     f"the layer of {names[0]!r} is in {modes[layer.training]} mode at step {step}, but was in "
-                    f"{modes[not layer.training]} mode at the first sample{doubt}, which says whether its statistics "
-                    f"are re-estimated: call .train({not layer.training}) on it if that mode was meant; else begin a "
-                    "collection anew"
+                    f"{modes[not layer.training]} mode at the first sample{doubt}. The mode decides whether its "
+                    f"statistics are re-estimated: call .train({not layer.training}) on it to go back, or begin a new "
+                    "collection"
                 )
 
     def stored(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

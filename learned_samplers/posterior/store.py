@@ -49,10 +49,10 @@ class Progress:
         if self.phase_start == self.last_step:
             return (
                 f"after {self.last_step} steps the sampler is not sampling (is_sampling is False while it adapts or "
-                "explores), so that no state was kept"
+                "explores), so no state was kept"
             )
         if self.last_step <= burn_in:
-            return f"of {self.last_step} steps none is kept, for burn_in={burn_in} are left out"
+            return f"the sampler has made {self.last_step} steps, and none is kept before burn_in={burn_in}"
         since = max(burn_in, self.phase_start)
         made = self.last_step - since
         return f"{made} steps were made since step {since}, and thinning={thinning} keeps the last of so many"
@@ -189,8 +189,8 @@ def warn_of_copies(store: Store) -> None:
         other = first.setdefault(tuple(fingerprint(sample[name]) for name in sorted(sample)), entry.chain)
         if other != entry.chain:
             warnings.warn(
-                f"chains {other} and {entry.chain} begin with the same sample: a chain that is merged with a copy of "
-                "itself, or whose noise has the same seed, agrees with it whatever it does (split_rhat is no measure)",
+                f"chains {other} and {entry.chain} begin with the same sample: a chain and its copy, or chains with "
+                "the same seed, agree whatever they do, and split_rhat says nothing of them",
                 stacklevel=3,
             )
 
@@ -238,6 +238,6 @@ def shapes_to_go_on(
         if name not in theirs:
             raise ValueError(
                 f"{name!r} is sampled here but not in {source}, whose samples have no values of it: freeze it as it "
-                "was (requires_grad_(False)) or leave it out of the sampler, or begin a collection anew"
+                "was (requires_grad_(False)) or leave it out of the sampler, or begin a new collection"
             )
     return dict(theirs)

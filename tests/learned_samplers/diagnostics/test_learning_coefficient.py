@@ -186,9 +186,9 @@ def test_dropout_that_is_left_on_is_refused_by_name_and_evaluation_mode_goes_on(
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
     data, settings = (x, torch.zeros(24, 2)), dict(lr=1e-4, num_chains=2, burn_in=3, steps=5, seed=7)
     before = torch.get_rng_state()
-    with pytest.raises(ValueError, match=r"model.* random.*'1', Dropout.*eval"):
+    with pytest.raises(ValueError, match=r"model .*'1', Dropout.*eval"):
         local_learning_coefficient(model, squared, data, **settings)
-    with pytest.raises(ValueError, match=r"model.* random"):
+    with pytest.raises(ValueError, match=r"model .*loss"):
         local_learning_coefficient(model[0], lambda out, y: squared(out + torch.randn(4), out), data, **settings)
     assert torch.equal(torch.get_rng_state(), before)
     first = local_learning_coefficient(model.eval(), squared, data, **settings)

@@ -116,7 +116,7 @@ def test_max_samples_bounds_and_keeps_even_spacing(steps, max_samples, thinning)
     ("steps", "sampler", "options", "reason"),
     [
         (0, {}, {}, "not made a step"),
-        (60, {}, dict(burn_in=2000), "60 steps .*burn_in=2000"),
+        (60, {}, dict(burn_in=2000), "60 steps.*burn_in=2000"),
         (60, dict(cycle_length=5000), {}, "after 60 steps .*is_sampling"),
         (60, {}, dict(burn_in=20, thinning=50), "40 steps .*since step 20, .*thinning=50"),
         (7, dict(cycle_length=10, phase=6), dict(thinning=5), "3 steps .*since step 4"),

@@ -238,7 +238,7 @@ def test_folders_that_do_not_fit_are_refused(tmp_path):
         with pytest.raises(ValueError, match=r"index\.jsonl: broken index"):
             PosteriorSamples.load(folder, network())
     index.write_text(whole)
-    for content, reason in ((b"short", "truncated"), (first.read_bytes(), "is of step 1, not of step 2"), (None, "")):
+    for content, reason in ((b"short", "truncated"), (first.read_bytes(), "belongs to step 1"), (None, "")):
         second.write_bytes(content) if content else second.unlink()
         with pytest.raises(ValueError, match=rf"step-0000000002\.safetensors: {reason}"):
             PosteriorSamples.load(folder, network()).predict(X)
