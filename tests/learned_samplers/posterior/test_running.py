@@ -259,7 +259,7 @@ def test_a_sample_that_is_the_networks_own_state_tells_nothing_yet():
         torch.testing.assert_close(samples.predict(X), model(X).softmax(1))
         for parameter in model.parameters():
             parameter.mul_(2)
-    with pytest.raises(ValueError, match="forward .*weights"):
+    with pytest.raises(ValueError, match=r"forward .*weights"):
         samples.predict(X)
 
 
