@@ -49,6 +49,9 @@ PRESETS: dict[str, tuple[Settings, tuple[int, ...]]] = {
     "cifar10": (Settings(**_CIFAR16, model="cnn", channels=8, depth=2), (1000, 5000)),
     # A ResNet-20, deeper than any network of a task family; and with crops and mirroring.
     "resnet_proxy": (Settings(**_RESNET_PROXY), (2000, 8000)),
+    # The same two, tuned by the ladder of `experiments.compare.options.LADDERS`.
+    "cifar10_ladder": (Settings(**_CIFAR16, model="cnn", channels=8, depth=2), (1000, 5000)),
+    "resnet_ladder": (Settings(**_RESNET_PROXY), (2000,)),
     "cifar10_augmented": (Settings(**_RESNET_PROXY, augment=True), (2000, 8000)),
     # The posterior of which Izmailov et al., "What are Bayesian neural network posteriors really like?" (ICML 2021),
     # have HMC's predictions, for --reference; 10 and 20 epochs, far shorter than theirs.
