@@ -34,9 +34,9 @@ MORE_VALUES = ("burn_in", "final_lr")
 #: What some presets tune, written down before their first run. Every method has the same number of settings: 4 rates,
 #: 1, 2, 5, 10, … around its own, and two values of each of two more things (a chain: T and burn-in; an optimizer's
 #: snapshots: weight decay and burn-in; a moving average: weight decay alone); 8 of the combinations, each rate twice;
-#: then 2 more near the best. The lowest mean validation NLL of the tuning seeds is chosen, and no setting of which a run
-#: diverged. At the larger budget the best 2 again and 2 more. Final seeds are 60 to 65, of the tuning 1060 to 1062, both
-#: unseen.
+#: then 2 more near the best. The lowest mean validation NLL of the tuning seeds is chosen, and no setting with a run
+#: that diverged. At the larger budget the best 2 again and 2 more. Final seeds are 60 to 65, of the tuning 1060 to
+#: 1062, both unseen.
 _LADDER: dict[str, Any] = dict(
     sampler=(
         *("AdaptedWhitenedSGHMC", "AdaptedL2E", "L2E", "WhitenedSGHMC"),
