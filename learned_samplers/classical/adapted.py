@@ -28,6 +28,8 @@ from learned_samplers.classical.whitened import WhitenedSGHMC
 WARMUP, WARMUP_SHARE = partial(WhitenedSGHMC, lr=0.002), 0.8
 #: Share of the warm-up in which the chain settles, by its mass: a diagonal one that was measured at a mode is too bold.
 SETTLING_SHARE = {"diagonal": 0.25, "matrix": 0.1}
+#: As so many gradients all of an exploration counts when settling begins: at its end they may all but have vanished.
+REMEMBERED = 20
 #: The rules that a mass can be given to, by the name of the integrator.
 INTEGRATORS = {"baoa": baoa_rule, "semi_implicit": sghmc_rule}
 
@@ -104,7 +106,9 @@ class AdaptedSGHMC(Sampler):
 
     √(λT)/N is the root mean square of the prior's gradient, at the prior: without it a weight that hardly ever sees a
     gradient would fly away on its noise. Settling matters because at a mode, where a warm-up ends, gradients are
-    smaller than in the posterior around it. r begins at zero (or drawn, by ``momentum_init``) after a ``warmup``.
+    smaller than in the posterior around it, on few data by orders of magnitude: so it forgets what the ``warmup`` saw,
+    and the s-th gradient since has the weight 1/(s+20) where that is more than (1−β)/(1−βᵗ). r begins at zero (or
+    drawn, by ``momentum_init``) after a ``warmup``.
 
     Invariant law once the mass is frozen: exp(−U/T) up to O(lr), for *any* mass; on quadratics "baoa" has Var θ = T/k
     exactly, and "semi_implicit" SGHMC's variance with ηk = hᵢ²k. Before, there is none, and `is_sampling` is False, so
@@ -383,6 +387,9 @@ class AdaptedSGHMC(Sampler):
             # In double precision, for 1 − βᵗ is a small difference; compiled as a tensor, for one graph of all steps.
             time = torch.full((), step + 1, dtype=torch.float64) if torch.compiler.is_compiling() else step + 1
             rate = (1 - group["decay"]) / (1 - group["decay"] ** time)
+            if self.warmup is not None and step >= self._exploration(group):
+                settled = 1 / (time - self._exploration(group) + REMEMBERED)
+                rate = torch.maximum(rate, settled) if isinstance(settled, Tensor) else max(rate, settled)
         return {**hyper, "floor": prior + group["eps"], "rate": rate, "freezes": step + 1 == steps}
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:

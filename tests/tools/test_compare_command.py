@@ -92,11 +92,25 @@ def test_a_preset_sets_the_defaults_and_options_override_it():
     assert parse_compare([]).settings == Settings()
 
 
+def images(number):
+    x = torch.zeros(1, 1, 1, 1).expand(number, -1, -1, -1)
+    y = torch.zeros(1, dtype=torch.int64).expand(number)
+    return ImageData("data", 2, x, y, x[:1], y[:1], x[:1], y[:1])
+
+
 def alternatives(num_data, *arguments):
-    x = torch.zeros(1, 1, 1, 1).expand(num_data, -1, -1, -1)
-    y = torch.zeros(1, dtype=torch.int64).expand(num_data)
-    data = ImageData("data", 2, x, y, x[:1], y[:1], x[:1], y[:1])
-    return parse_compare(["--preset", "cifar10", *arguments]).alternatives(data)
+    return parse_compare(["--preset", "cifar10", *arguments]).alternatives(images(num_data))
+
+
+@pytest.mark.parametrize(("name", "tries", "rates"), [("cifar10_ladder", 8, 4), ("resnet_ladder", 4, 3)])
+def test_a_ladder_gives_every_method_as_many_settings_rates_and_values(name, tries, rates):
+    options, data = parse_compare(["--preset", name]), images(40_960)
+    for method in options.sampler:
+        found = options.candidates(method, data)
+        assert (len(found), len({setting.lr for setting in found})) == (tries, rates)
+        values = {key: {dict(setting.also)[key] for setting in found} for key, _ in found[0].also}
+        assert {len(each) for key, each in values.items() if key != "momentum_decay"} == {2}
+    assert not set(options.tuning_seeds()) & set(options.seed_list())
 
 
 def test_what_is_tried_beside_learning_rates():

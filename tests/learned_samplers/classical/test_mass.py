@@ -200,6 +200,26 @@ def test_while_it_is_measured_it_is_renewed_every_ten_steps():
     assert not torch.equal(b, torch.ones(4, 3))
 
 
+@pytest.mark.parametrize("remembered", [None, 10**9])
+@pytest.mark.parametrize("kind", MASSES)
+def test_settling_forgets_the_vanishing_gradients_of_a_fitted_network(kind, remembered, monkeypatch):
+    """800 steps see gradients of 10⁻⁶, 100 settle with gradients of 1. The planted fault is to remember them for as
+    long as β says: then S is √2 times too large, and the chain leaps out of what the warm-up found."""
+    if remembered:
+        monkeypatch.setattr("learned_samplers.classical.adapted.REMEMBERED", remembered)
+    p = torch.nn.Parameter(torch.zeros(30, 2))
+    warmup = lambda groups: torch.optim.SGD(groups, 1e-9)  # noqa: E731
+    own = dict(warmup_steps=900, settling_share=1 / 9, mass=kind, eps=1e-5)
+    sampler = AdaptedSGHMC([p], 1e-9, N, warmup=warmup, **own)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(900):
+        p.grad = torch.randn(p.shape, generator=generator) * (1e-6 if step < 800 else 1.0)
+        sampler.step()
+    frozen = sampler.state[p]["mass"]
+    size = (frozen[1, 0].diagonal() if kind == "matrix" else frozen).mean() / 0.1**0.5
+    assert size.item() > 1.3 if remembered else size.item() == pytest.approx(1.04, abs=0.04)
+
+
 # ---------------------------------------------------------------- its life in a chain
 
 
