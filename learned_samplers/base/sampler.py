@@ -303,13 +303,9 @@ class Sampler(ResumableOptimizer):
         drawn = isinstance(temperature, Tensor) or temperature != 0
         if not drawn:
             return None
-        alike = self.generator is None and self.parts is None and not torch.compiler.is_compiling()
-        if (
-            alike
-            and len(params) > 1
-            and waits_for_launches(params[0])
-            and len({(p.dtype, p.device) for p in params}) == 1
-        ):
+        plain = type(self).noise_like is Sampler.noise_like and self.generator is None and self.parts is None
+        alike = plain and len({(p.dtype, p.device) for p in params}) == 1
+        if alike and waits_for_launches(params[0]) and not torch.compiler.is_compiling():
             # One launch in the place of one for each.
             flat = self.noise_like(params[0].new_empty(sum(p.numel() for p in params)))
             return [x.view(p.shape) for x, p in zip(flat.split([p.numel() for p in params]), params, strict=True)]
