@@ -80,12 +80,10 @@ class LinearStep:
         """
         if self.spectral_radius >= 1:
             return np.full_like(self.transition, np.inf)
-        from scipy.linalg import solve_discrete_lyapunov  # slow to import
-
         thermal = self.noise @ self.noise.T
         if batches_per_epoch is None:
             pushed = thermal + np.outer(self.gradient_noise, self.gradient_noise)
-            return solve_discrete_lyapunov(self.transition, pushed)
+            return _stationary(self.transition, pushed)
         # After t steps of an epoch that starts at z: z_t = Aᵗz + noise, whose covariance is Q_t − w_t·w_tᵀ/M, with Q_t
         # the covariance of independent noises of variance M/(M−1) and w_t = Σ_s Aˢb.
         share = batches_per_epoch / (batches_per_epoch - 1)
@@ -97,8 +95,18 @@ class LinearStep:
             independent = self.transition @ independent @ self.transition.T + step
             common = self.transition @ common + self.gradient_noise
             phases.append((power, independent - share / batches_per_epoch * np.outer(common, common)))
-        start = solve_discrete_lyapunov(*phases[-1])
+        start = _stationary(*phases[-1])
         return np.mean([power @ start @ power.T + noise for power, noise in phases], axis=0)
+
+
+def _stationary(transition: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """Σ with Σ = AΣAᵀ + Q, solved in units in which weights and momenta are of one size."""
+    from scipy.linalg import solve_discrete_lyapunov  # slow to import
+
+    unit = np.sqrt(np.diagonal(noise + transition @ noise @ transition.T))
+    unit = np.where(unit > 0, unit, 1.0)
+    units = np.outer(unit, unit)
+    return units * solve_discrete_lyapunov(transition * unit / unit[:, None], noise / units)
 
 
 def read_linear_step(

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,11 @@ from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks import suggest_lr
 from learned_samplers.classical.full_data import differ
 from learned_samplers.classical.sgld import SGLD
+from learned_samplers.diagnostics.settling import effective_size, rhat
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+#: Steps between two looks at the temperature.
+_LOOK_EVERY = 10
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,23 @@ class LearningCoefficient:
     temperature: float
     localization: float
     num_data: float
+    #: Split R̂ of the losses after the burn-in, over all chains.
+    rhat: float
+    #: Their effective number, all chains together.
+    effective: float
+    #: Mean of (w − w*)·∇U over the number of weights and the temperature: 1 at equilibrium, below it as long as the
+    #: chains still spread along soft directions.
+    temperature_ratio: float
     #: Steps in which the sampler forgets along a direction that only the localising prior holds.
     relaxation: float
     burn_in: int
+    #: Epochs of a chain that were measured.
+    measured: int
+
+    @property
+    def settled(self) -> bool:
+        """Whether R̂ ≤ 1.1, at least ten losses a chain are effective, and the temperature is right within a tenth."""
+        return self.rhat <= 1.1 and self.effective >= 10 * len(self.chains) and abs(self.temperature_ratio - 1) <= 0.1
 
     def __float__(self) -> float:
         return self.value
@@ -54,6 +72,9 @@ class LearningCoefficient:
             f"{head} ({len(self.chains)} chains of {self.sampler}: {', '.join(f'{c:.4g}' for c in self.chains)})",
             f"lr {self.lr:.3g}, temperature {self.temperature:.4g}, localization {self.localization:g}, "
             f"num_data {self.num_data:g}, loss at the given weights {self.initial_loss:.4g}",
+            f"{'settled' if self.settled else 'not settled'}: R-hat {self.rhat:.2f}, {self.effective:.0f} effective of "
+            f"{self.losses[:, -self.measured :].size} losses, temperature {self.temperature_ratio:.2f} of the "
+            f"wanted one{'' if self.settled else ': take more steps'}",
         ]
         if self.relaxation > self.burn_in:
             lines.append(
@@ -83,7 +104,7 @@ def local_learning_coefficient(
     localization: float = 100.0,
     temperature: float | None = None,
     lr: float | None = None,
-    sampler: type[Sampler] = SGLD,
+    sampler: type[Sampler] | partial[Sampler] = SGLD,
     num_chains: int = 4,
     burn_in: int = 500,
     steps: int = 2000,
@@ -99,6 +120,7 @@ def local_learning_coefficient(
     The law is that of a sampler at temperature T whose prior, of precision γT, is centred on the given weights. The
     expectation is the mean loss over whole epochs, of minibatches that partition the data, so that their noise cancels.
     They are drawn apart from those of the steps (a third more work): the weights know the minibatches that moved them.
+    The result says whether the chains have `settled`.
 
     What it depends on: γ holds the chain near w*, and flattens what it should measure (a direction of curvature k
     counts nβk/(nβk + γ)/2): see that a smaller one changes little. The chains must have levelled off: plot `losses`.
@@ -112,7 +134,8 @@ def local_learning_coefficient(
         localization: γ > 0, in 1/w².
         temperature: T; None for log n, the inverse temperature of the definition.
         lr: learning rate of the sampler; None for what `suggest_lr` finds, with at most 5 % of bias and of heat.
-        sampler: class of the sampler: `SGLD`, or `BAOA` or `SGHMC`, which mix faster along soft directions.
+        sampler: class of the sampler (or a ``functools.partial`` of it): `SGLD`, or `BAOA` or `SGHMC`, which mix faster
+            along soft directions.
         num_chains: independent chains, for the standard error.
         burn_in, steps: gradient steps a chain, not measured and measured; both are rounded up to whole epochs.
         seed: of all chains; torch's global generator is left as it was.
@@ -124,7 +147,8 @@ def local_learning_coefficient(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    known = isinstance(sampler, type) and issubclass(sampler, Sampler)
+    made = sampler.func if isinstance(sampler, partial) else sampler
+    known = isinstance(made, type) and issubclass(made, Sampler)
     if not (known and "prior_mean" in inspect.signature(sampler).parameters):
         raise TypeError(f"sampler must be a class of sampler that takes prior_mean, got {sampler!r}")
     inputs, targets = validation.inputs_and_targets(data)
@@ -164,12 +188,13 @@ def local_learning_coefficient(
     batches = math.ceil(len(inputs) / size)
     warm, measured = math.ceil(burn_in / batches), math.ceil(steps / batches)
     generator, scoring = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 1)
-    losses = np.empty((num_chains, warm + measured))
+    losses, virial = np.empty((num_chains, warm + measured)), list[float]()
     for chain in range(num_chains):
         twin = copy.deepcopy(model)
         params = [p for p in twin.parameters() if p.requires_grad]
         device = params[0].device if params else torch.device("cpu")
         noise_source = torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=generator)))
+        taken = 0
         walker = make(params, lr=lr, prior_mean="initial", generator=noise_source, **settings)
         for epoch in range(warm + measured):
             total = 0.0
@@ -178,6 +203,10 @@ def local_learning_coefficient(
                 walker.zero_grad()
                 batch_loss = loss(twin(inputs[rows]), targets[rows])
                 batch_loss.backward()
+                if epoch >= warm:
+                    if taken % _LOOK_EVERY == 0:
+                        virial.append(walker.temperatures()[0]["configurational"])
+                    taken += 1
                 if size < len(inputs):
                     rows = next(scored)
                     with torch.no_grad():
@@ -188,6 +217,8 @@ def local_learning_coefficient(
         if not np.isfinite(losses[chain]).all():
             raise FloatingPointError(f"chain {chain} diverged at lr {lr:g}: lower it")
     chains = n / t * (losses[:, warm:].mean(1) - initial)
+    kept = losses[:, warm:]
+    half = measured // 2
     error = float(chains.std(ddof=1) / math.sqrt(num_chains)) if num_chains > 1 else math.nan
     decay = float(walker.param_groups[0].get("momentum_decay", 1.0))
     return LearningCoefficient(
@@ -196,13 +227,17 @@ def local_learning_coefficient(
         chains=tuple(float(c) for c in chains),
         initial_loss=initial,
         losses=losses,
-        sampler=sampler.__name__,
+        sampler=made.__name__,
         lr=float(lr),
         temperature=t,
         localization=float(localization),
         num_data=n,
+        rhat=float(rhat(np.concatenate([kept[:, :half], kept[:, measured - half :]]))) if half > 1 else math.nan,
+        effective=sum(float(effective_size(chain)) for chain in kept) if half > 1 else math.nan,
+        temperature_ratio=sum(virial) / len(virial) / t,
         relaxation=decay * n / (lr * localization * t),
         burn_in=burn_in,
+        measured=measured,
     )
 
 

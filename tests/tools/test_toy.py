@@ -8,6 +8,7 @@ import shlex
 import pytest
 import torch
 from experiments.toys import bias, regression
+from experiments.toys.learning_coefficient import Coefficients
 from experiments.toys.regression import RANGES, Regression, Runs, summary, training_data
 from toy import main
 
@@ -44,6 +45,22 @@ def test_a_simulated_bias_agrees_with_the_exact_one():
             assert abs(error - exact[x]) < 5 * spread
     with pytest.raises(ValueError, match="is not linear"):
         bias.exact(bias.maker("PSGLD"), options)
+
+
+def test_the_coefficients_of_deep_linear_networks_against_the_closed_form(tmp_path, capsys):
+    main(["coefficient", "--budgets", "40", "400", "--networks", "1", "--out", str(tmp_path)])
+    rows = json.loads((tmp_path / "results.json").read_text())["estimates"]
+    errors = {
+        (row["sampler"], row["lr"], row["gradients"]): row["estimates"][0] / row["known"][0] - 1
+        for row in rows
+        if row["estimates"][0] is not None
+    }
+    assert errors["BAOA", 1.0, 40] < -0.3  # far too few gradients: the chains still spread
+    assert abs(errors["BAOA", 1.0, 400]) < 0.2
+    assert "devinterp" in (tmp_path / "table.md").read_text()
+    assert "of 1 settled" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"budgets.*\(3,\)"):
+        Coefficients(budgets=(3,))
 
 
 # ---------------------------------------------------------------- one dimension

@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from experiments.toys.learning_coefficient import deep_linear, known_coefficient, squared
 from torch import nn
 
 from learned_samplers import BAOA, SGHMC, SGLD
 from learned_samplers.diagnostics import local_learning_coefficient
 
 
-def squared(output, target):
-    """Mean negative log-likelihood of unit Gaussian noise, without its constant."""
-    return 0.5 * ((output - target) ** 2).sum(1).mean()
-
-
-def deep_linear_coefficient(widths, rank):
-    """λ of a product of matrices of these widths at a truth of this rank (Aoyagi, Neural Networks 2024, Theorem 1)."""
-    excess = [width - rank for width in widths]
-    for size in range(2, len(widths) + 1):
-        for chosen in itertools.combinations(range(len(widths)), size):
-            inside = [excess[i] for i in chosen]
-            outside = [excess[i] for i in range(len(widths)) if i not in chosen]
-            length = size - 1
-            if sum(inside) < length * max(inside) or (outside and sum(inside) >= length * min(outside)):
-                continue
-            if outside and max(inside) >= min(outside):
-                continue
-            a = sum(inside) - length * (math.ceil(sum(inside) / length) - 1)
-            pairs = sum(x * y for x, y in itertools.combinations(inside, 2))
-            regular = (rank * (widths[0] + widths[-1]) - rank**2) / 2
-            squares = length * (length - 1) / 4 * (sum(inside) / length) ** 2
-            return regular + a * (length - a) / (4 * length) - squares + pairs / 2
-    raise AssertionError("no subset of the layers fits")
-
-
 def test_the_closed_form_at_cases_known_otherwise():
-    assert deep_linear_coefficient([1, 1, 1], 0) == 0.5  # a·b = 0
-    assert deep_linear_coefficient([2, 1, 2], 1) == 1.5  # matrices of rank one: a manifold of dimension 3
-    assert deep_linear_coefficient([3, 2], 2) == 3.0  # one matrix: regular, d/2
-    assert deep_linear_coefficient([4, 6, 3], 3) == 6.0  # wide and of full rank: the image has dimension 12
-    assert deep_linear_coefficient([5, 3, 5], 1) == 8.0
+    assert known_coefficient([1, 1, 1], 0) == 0.5  # a·b = 0
+    assert known_coefficient([2, 1, 2], 1) == 1.5  # matrices of rank one: a manifold of dimension 3
+    assert known_coefficient([3, 2], 2) == 3.0  # one matrix: regular, d/2
+    assert known_coefficient([4, 6, 3], 3) == 6.0  # wide and of full rank: the image has dimension 12
+    assert known_coefficient([5, 3, 5], 1) == 8.0
 
 
 def whitened(rows, width):
@@ -71,8 +47,27 @@ def test_a_regular_model_has_half_its_parameters(sampler):
     )
     beta = 100_000 / math.log(100_000)
     assert float(found) == pytest.approx(16 / 2 * beta / (beta + 10.0), rel=0.1)
+    assert found.settled
     assert abs(found.value - 8) < 6 * found.standard_error + 0.4
     assert found.initial_loss == pytest.approx(0, abs=1e-20)
+
+
+def test_chains_that_still_spread_are_not_settled_and_their_coefficient_is_too_small():
+    """The planted fault: a hundredth of the learning rate, at which the losses still rise when they are measured."""
+    model = nn.Linear(8, 2, bias=False).double()
+    x = whitened(400, 8)
+    options = dict(num_data=1e5, localization=10.0, num_chains=3, burn_in=50, steps=400, sampler=partial(BAOA))
+    data = x, x @ model.weight.detach().T
+    good, slow = (local_learning_coefficient(model, squared, data, lr=lr, **options) for lr in (0.3, 3e-4))
+    assert good.settled
+    assert good.temperature_ratio == pytest.approx(1, abs=0.1)
+    assert "\nsettled" in str(good)
+    assert not slow.settled
+    assert "not settled" in str(slow)
+    assert float(slow) < 0.7 * float(good)
+    short = local_learning_coefficient(model, squared, data, lr=0.3, **{**options, "steps": 3})
+    assert not short.settled
+    assert short.losses.shape == (3, 53)
 
 
 def test_directions_that_the_data_do_not_reach_count_nothing():
@@ -84,16 +79,6 @@ def test_directions_that_the_data_do_not_reach_count_nothing():
         model, squared, (x, y), num_data=1e6, localization=10.0, sampler=BAOA, steps=1000
     )
     assert float(found) == pytest.approx(9 / 2, rel=0.1)
-
-
-def deep_linear(widths, rank):
-    """A network at the most degenerate of its minima: ``rank`` units carry the truth, the others are zero."""
-    layers = [nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(widths)]
-    with torch.no_grad():
-        for layer in layers:
-            layer.weight.zero_()
-            layer.weight[:rank, :rank] = torch.eye(rank)
-    return nn.Sequential(*layers).double()
 
 
 def test_a_rank_deficient_product_of_matrices_has_the_closed_form():
@@ -112,7 +97,7 @@ def test_a_rank_deficient_product_of_matrices_has_the_closed_form():
         burn_in=1000,
         steps=5000,
     )
-    assert float(found) == pytest.approx(deep_linear_coefficient([5, 3, 5], 1), rel=0.1)
+    assert float(found) == pytest.approx(known_coefficient([5, 3, 5], 1), rel=0.1)
 
 
 def test_minibatches_partition_the_data_and_their_noise_cancels():
