@@ -48,17 +48,18 @@ class PosteriorSamples(SampleCollection):
         ...  # train
         probabilities = posterior.predict(test_inputs)
 
-    **Which states are kept.** A state is due at step t if t > ``burn_in``, ``sampler.is_sampling`` (true for samplers
-    without it), and (t − t₀) mod ``thinning`` = 0. Here t₀ is ``burn_in``, or the last step before t at which the
-    sampler was not sampling if that came later. So a cyclical sampler's steps are counted from the start of each
-    sampling phase, and every phase of n steps gives ⌊n / ``thinning``⌋ states, in each cycle the same ones; a whole
-    phase that gives none raises ValueError as it ends. Steps are ``sampler.step_count``, or, for optimizers without it
-    (any of ``torch.optim``: its trajectory is averaged then), those seen since this object was made. A sampler with
-    ``sampled_params()`` (`IVON`) is asked for a fresh draw, which takes numbers from its random number generator.
+    **Which states are kept.** After ``burn_in`` steps every ``thinning``-th state, while the sampler is sampling. A
+    state is due at step t if t > ``burn_in``, ``sampler.is_sampling`` (true for samplers without it), and (t − t₀) mod
+    ``thinning`` = 0. Here t₀ is ``burn_in``, or the last step before t at which the sampler was not sampling if that
+    came later. So a cyclical sampler's steps are counted from the start of each sampling phase: every phase of n steps
+    gives the same ⌊n / ``thinning``⌋ states, and one that gives none raises ValueError at its end. Steps are
+    ``sampler.step_count``. For an optimizer without it, such as those of ``torch.optim``, whose trajectory is then
+    averaged, they are counted from when this object was made. A sampler with ``sampled_params()`` (`IVON`) is asked
+    for a fresh draw, which takes numbers from its random number generator.
 
     **Memory.** With ``max_samples`` = M the collection is thinned as it grows: when a state is due and M are held,
-    every second one is dropped and from then on only every second state that is due is kept. The kept ones are evenly
-    spaced among those that were due (over the whole run, so over all cycles), and once M were due M/2 to M are held.
+    every second one is dropped, and from then on only every second state that is due is kept. So the kept ones are
+    evenly spaced over the whole run and all cycles, and once M were due M/2 to M are held.
 
     **On disk.** With ``path`` every sample goes to the file ``step-<step>.safetensors`` of that folder as it is
     collected, and a line of ``index.jsonl`` names it; each write is whole or absent, and has a checksum. A folder that
@@ -68,11 +69,11 @@ class PosteriorSamples(SampleCollection):
     process; another one is refused.
 
     **Parameters.** Those in the sampler's groups that require a gradient are sampled; a tied parameter is one
-    parameter. Which these are is settled by the first sample: a layer that joins before it (a backbone that is unfrozen
-    at some epoch) is sampled, one that joins later is an error, and of one that is frozen again later a warning says so
-    once: its values are repeated. The model's others are stored once and must not change between samples; with
-    ``store_frozen=False`` those without gradient are not stored at all: a fingerprint says later whether the model has
-    them. Names are those of the plain network, without the ``module.`` of ``DistributedDataParallel`` or the
+    parameter. The first sample settles which these are: a layer that joins before it (a backbone that is unfrozen at
+    some epoch) is sampled, and one that joins later is an error. A layer that is frozen again later gets one warning,
+    because its values are repeated. The model's other parameters are stored once and must not change between samples.
+    With ``store_frozen=False`` those without gradient are not stored at all; a fingerprint says later whether the model
+    has them. Names are those of the plain network, without the ``module.`` of ``DistributedDataParallel`` or the
     ``_orig_mod.`` of ``torch.compile``.
 
     **Buffers.** ``"refuse"``: the model has no normalisation layer with running statistics, and its buffers, if any,

@@ -41,9 +41,9 @@ from learned_samplers.posterior.tensor_files import Tensors, require_finite
 class SampleCollection(Predictive):
     """K sets of weights θ_1 … θ_K of one network, and the predictions that average over them.
 
-    Made by `load` (a file or a folder that `PosteriorSamples` wrote), by `from_samples` (any list of weights: the
-    members of a deep ensemble, say), by `from_draws` (from a Gaussian approximation), by `merge` (of several chains),
-    and, while it is being collected, by `PosteriorSamples`, its subclass.
+    `load` reads a file or a folder that `PosteriorSamples` wrote. `from_samples` takes any list of weights, such as the
+    members of a deep ensemble, `from_draws` draws from a Gaussian approximation, and `merge` joins several chains. The
+    subclass `PosteriorSamples` is a collection that grows while a sampler runs.
 
     ``len(samples)`` is K; ``samples[k]`` and iteration give dictionaries from parameter name to tensor, in the dtype
     and on the device of storage. They are the stored tensors themselves: copy before changing them. :meth:`load_into`

@@ -113,8 +113,8 @@ class Predictive:
 
         For classes p(y | x, θ) are probabilities; for a regression the average is the predictive mean
         (:meth:`uncertainty` has the variances). The model runs in evaluation mode on its own device, in its own dtype;
-        probabilities and averages are taken in float32, or float64 for a model in float64. Its weights, buffers and
-        modes are as before afterwards.
+        probabilities and averages are taken in float32, or float64 for a model in float64. Afterwards its
+        weights, buffers and modes are what they were.
 
         Args:
             x: inputs (N, ...) as a tensor or a NumPy array; a tuple of them for a network with several arguments; a
@@ -139,8 +139,8 @@ class Predictive:
             vectorize: True runs the samples of a chunk as one with ``torch.func.vmap``; False runs them one after the
                 other; None chooses: vmap, except for networks that it cannot run (recurrent ones, control flow) and
                 those with convolutions on a CPU, where it is slower. The results agree to rounding.
-            targets: False says that a loader's batches (a, b, ...) are the network's positional arguments; else the
-                second of two is taken for the target, and None warns once where the network has a second input.
+            targets: False says that a loader's batches (a, b, ...) are the network's positional arguments; otherwise
+                the second of two is used as the target; None warns once if the network has a second input.
 
         Returns:
             (N, classes), or whatever one network's prediction is shaped like; (K, N, classes) if ``cumulative``. On
