@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from pathlib import Path
@@ -82,6 +83,17 @@ def test_tutorial(page, tmp_path, monkeypatch):
     made = {figure.name for figure in tmp_path.glob("*.png")}
     shown_figures = set(re.findall(r"figures/tutorials/([\w.]+)", page.read_text()))
     assert made == shown_figures - {"tensorboard.png"}  # a screenshot of a browser, as its page says
+
+
+def test_the_notebook_runs_as_it_stands(monkeypatch):
+    """All but the installation; new digits are noticed, known ones are told."""
+    cells = json.loads((ROOT / "docs/tutorials/first_posterior.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
+    names: dict = {}
+    exec("\n".join(each for each in code if not each.startswith("%pip")), names)
+    assert (names["doubt"].mean.argmax(1) == names["test_y"]).float().mean() > 0.95
+    assert (names["strange"].epistemic > names["limit"]).float().mean() > 0.6
 
 
 def test_the_outputs_of_tutorials_are_compared_in_words():
