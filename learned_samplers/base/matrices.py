@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base.segments import Segments, matrix_sides, waits_for_launches
+from learned_samplers.base.operations import waits_for_launches
+from learned_samplers.base.segments import Segments, matrix_sides
 
 #: Of the running average R ← d·R + (1−d)·GᵀG.
 COVARIANCE_DECAY = 0.95
@@ -170,29 +171,24 @@ def _factors(squares: Sequence[Tensor | None]) -> list[Tensor | None]:
     place of ten.
     """
     found: list[Tensor | None] = [None] * len(squares)
-    known = {i: square for i, square in enumerate(squares) if square is not None}
-    for places in together(known.values(), [square.shape[-1] for square in known.values()]):
-        chosen = [list(known)[i] for i in places]
-        parts = [known[i] for i in chosen]
-        whole = _polynomial(torch.cat(parts) if len(parts) > 1 else parts[0])
-        found_here = whole.split([len(part) for part in parts])
-        for i, factor in zip(chosen, found_here, strict=True):
-            found[i] = factor
-    return found
-
-
-def _polynomial(square: Tensor) -> Tensor:
-    whole, eye = None, torch.eye(square.shape[-1], dtype=square.dtype, device=square.device)
+    known = [i for i, square in enumerate(squares) if square is not None]
+    given: list[Tensor] = [square for square in squares if square is not None]
     a, b, c = _POLYNOMIAL
-    for time in range(_TIMES):
-        # The iteration's factor is a + rest.
-        rest = torch.baddbmm(square, square, square, beta=b, alpha=c)
-        whole = rest + a * eye if whole is None else torch.baddbmm(whole, rest, whole, beta=a)
-        if time < _TIMES - 1:
-            half = torch.baddbmm(square, rest, square, beta=a)
-            square = torch.baddbmm(half, half, rest, beta=a)
-    assert whole is not None
-    return whole
+    for places in together(given, [each.shape[-1] for each in given]):
+        parts = [given[i] for i in places]
+        square = torch.cat(parts) if len(parts) > 1 else parts[0]
+        whole, eye = None, torch.eye(square.shape[-1], dtype=square.dtype, device=square.device)
+        for time in range(_TIMES):
+            # The iteration's factor is a + rest.
+            rest = torch.baddbmm(square, square, square, beta=b, alpha=c)
+            whole = rest + a * eye if whole is None else torch.baddbmm(whole, rest, whole, beta=a)
+            if time < _TIMES - 1:
+                half = torch.baddbmm(square, rest, square, beta=a)
+                square = torch.baddbmm(half, half, rest, beta=a)
+        assert whole is not None
+        for i, factor in zip(places, whole.split([len(part) for part in parts]), strict=True):
+            found[known[i]] = factor
+    return found
 
 
 def together(tensors: Iterable[Tensor], keys: Sequence[Any]) -> list[list[int]]:

@@ -22,6 +22,11 @@ import torch
 from torch import Tensor
 
 
+def waits_for_launches(x: Tensor) -> bool:
+    """Whether many small operations on this tensor cost more than one that does the same: on all devices but CPUs."""
+    return not x.is_cpu
+
+
 def scalar_sqrt(x: Any) -> Any:
     """Square root of a number or of a zero-dimensional tensor."""
     return x.sqrt() if isinstance(x, Tensor) else math.sqrt(x)

@@ -38,9 +38,8 @@ from learned_samplers.base.group_keys import GROUP_OPTIONS, known_options, momen
 from learned_samplers.base.guards import broken_off, overflow, precision, replicas, schedule, shards, side_by_side
 from learned_samplers.base.guards.hyperparameters import ChangedHyperparameters
 from learned_samplers.base.guards.misuse import ClippingWatch, ReseedingWatch
-from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite
+from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite, waits_for_launches
 from learned_samplers.base.saved_state import ResumableOptimizer
-from learned_samplers.base.segments import waits_for_launches
 from learned_samplers.base.step import Evaluation, GroupInputs, blocks
 
 #: What is called before a step, and what the rule of a step is called within: see `learned_samplers.base.guards`.

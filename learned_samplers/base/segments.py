@@ -11,15 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learned_samplers.base.operations import waits_for_launches
+
 
 def matrix_sides(shape: Sequence[int]) -> tuple[int, int]:
     """Rows and columns of a tensor as a matrix: its first axis and all others; of one with fewer than two, one row."""
     return (shape[0], prod(shape[1:])) if len(shape) > 1 else (1, prod(shape))
-
-
-def waits_for_launches(x: Tensor) -> bool:
-    """Whether many small operations on this tensor cost more than one that does the same: on all devices but CPUs."""
-    return not x.is_cpu
 
 
 @dataclass(frozen=True)
