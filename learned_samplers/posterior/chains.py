@@ -277,9 +277,37 @@ def _plan(network: nn.Module) -> list[Any] | None:
     plan: list[Any] = []
     for name, layer in network.named_children():
         pointwise = type(layer) in POINTWISE
+        if type(layer) is nn.Tanh:
+            layer = _Tanh()
         other = copy.deepcopy(layer) if pointwise else (name, copy.deepcopy(layer).to("meta"))
         plan.append(name if type(layer) is nn.Linear else other)
     return plan
+
+
+class _Tanh(nn.Module):
+    """tanh by way of the sigmoid, to the same rounding: on a CPU torch computes that several times as fast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _TanhBySigmoid.apply(x) if x.device.type == "cpu" else x.tanh()
+
+
+class _TanhBySigmoid(torch.autograd.Function):
+    """tanh x = 2σ(2x) − 1, and its derivative from the answer."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.sigmoid(2 * x).mul_(2).sub_(1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (output,) = ctx.saved_tensors
+        return torch.ops.aten.tanh_backward(gradient, output)
 
 
 def _inside(layer: str, weights: Tensors) -> Tensors:
