@@ -13,7 +13,7 @@ from learned_samplers.base import sharding, validation
 from learned_samplers.base.group_keys import SamplerOptions, momentum_as_decay
 from learned_samplers.base.guards.precision import MASTER, has_master, working_dtype
 from learned_samplers.base.guards.side_by_side import is_stacked
-from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
+from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, as_number, scalar_sqrt
 from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs
@@ -75,6 +75,18 @@ def adapted_rule(
     settings |= {"num_data": num_data, "momentum_decay": momentum_decay, "prior_precision": 0.0, "ops": ops}
     moved, momentum = INTEGRATORS[integrator](still, pushed, noise, momentum, **settings)
     return ops.add(parameter, kind.apply(moved, frozen, ops)), momentum, frozen if freezes else state
+
+
+def _settling_share(given: dict[str, Any]) -> float:
+    """S where it is not given: see `AdaptedSGHMC`."""
+    lr, temperature, prior = (as_number(given[name]) for name in ("lr", "temperature", "prior_precision"))
+    validation.one_of("mass", given["mass"], MASSES)
+    validation.integer("warmup_steps", given["warmup_steps"])
+    validation.positive("lr", lr)
+    validation.non_negative("temperature", temperature)
+    validation.non_negative("prior_precision", prior)
+    steps = (temperature / prior) ** 0.5 / lr if prior else 0.0
+    return max(SETTLING_SHARE[given["mass"]], min(0.5, steps / given["warmup_steps"]))
 
 
 class AdaptedSGHMC(Sampler):
@@ -145,8 +157,10 @@ class AdaptedSGHMC(Sampler):
             moment.
         warmup_temperature: T while it explores; None is ``temperature``, 0 makes a warm-up by a sampler or by none
             plain optimisation.
-        settling_share: S in [0, 1); by default 0.1 with a matrix mass and 0.25 with a diagonal one; 0 without a
-            ``warmup``, for then the chain has settled anyway.
+        settling_share: S in [0, 1); by default 0.1 with a matrix mass and 0.25 with a diagonal one, but as many steps
+            as a weight without gradients takes to the prior's width, √(T/λ)/lr, up to half of W: with a wide prior the
+            chain has far to go before its gradients are those of the posterior. 0 without a ``warmup``, for then it has
+            settled anyway.
         mass: "diagonal" or "matrix"; by default "matrix" with a warm-up by another optimizer: it fits faster and mixes
             better.
         cycle_length: K > W, in steps; None for a single warm-up.
@@ -218,7 +232,7 @@ class AdaptedSGHMC(Sampler):
         del given["warmup"]
         self.warmup = warmup
         if settling_share is None:
-            given["settling_share"] = 0.0 if warmup is None else SETTLING_SHARE.get(given["mass"])
+            given["settling_share"] = 0.0 if warmup is None else _settling_share(given)
         super().__init__(params, given, generator=generator)
         if cycle_length is not None:
             self.badge = "heuristic"  # type: ignore[misc]

@@ -241,7 +241,8 @@ def test_while_it_explores_it_is_that_optimizer(warmup, dtype):
     def groups(model, **first):
         return [{"params": model[0].named_parameters(), **first}, {"params": model[2].named_parameters()}]
 
-    given = dict(warmup=WARMUPS[warmup], warmup_steps=8, mass="diagonal", generator=generators[0], **common)
+    given = dict(warmup=WARMUPS[warmup], warmup_steps=8, settling_share=0.25, mass="diagonal", **common)
+    given["generator"] = generators[0]
     sampler = AdaptedSGHMC(groups(ours, lr=0.03), 0.02, N, **given)
     if warmup in OF_TORCH:
         plain = WARMUPS[warmup](groups(theirs))
@@ -653,3 +654,24 @@ def test_a_budget_says_when_it_samples(settings, phases, thinning):
     assert len(samples) == 5
     with pytest.raises(ValueError, match="num_samples"):
         sampler.thinning(30)
+
+
+@pytest.mark.parametrize(
+    ("own", "share"),
+    [
+        (dict(prior_precision=20.0, temperature=0.1), 0.1),
+        (dict(prior_precision=20.0, temperature=0.1, mass="diagonal"), 0.25),
+        # √(T/λ)/lr: 105 of 500 steps, 333 of 1000, and at most half.
+        (dict(warmup_steps=500, temperature=0.1), 0.316 / 0.003 / 500),
+        (dict(warmup_steps=1000, lr=torch.tensor(0.002)), 0.5),
+        (dict(warmup_steps=1000), 1 / 3),
+        (dict(prior_precision=0.0), 0.1),
+        (dict(temperature=0.0), 0.1),
+        (dict(warmup=None), 0.0),
+        (dict(warmup_steps=500, settling_share=0.1), 0.1),
+    ],
+)
+def test_it_settles_for_as_long_as_weights_take_to_the_priors_width(own, share):
+    own = {"lr": 0.003, "warmup": WhitenedSGHMC, "warmup_steps": 800, "prior_precision": 1.0, **own}
+    sampler = AdaptedSGHMC([torch.nn.Parameter(torch.zeros(2, 2))], num_data=N, **own)
+    assert sampler.param_groups[0]["settling_share"] == pytest.approx(share, rel=1e-3)
