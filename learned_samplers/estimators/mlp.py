@@ -29,7 +29,7 @@ FULL_ROWS, BATCH = 20_000, 1000
 #: Rows whose predictions the verdict looks at.
 JUDGED_ROWS = 200
 #: Smallest standard deviation of the noise, in standard deviations of the targets.
-FLOOR = 0.01
+FLOOR = 0.001
 #: Degrees of freedom of the Student likelihood.
 FREEDOM = 4.0
 
@@ -186,7 +186,9 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
         noise: "heteroscedastic": the network gives the mean and the spread of the targets, for each row;
             "homoscedastic": one spread for all rows, a weight like any other.
         likelihood: "gaussian", or "student" with four degrees of freedom, for targets with outliers: one that is far
-            off then costs the logarithm of its distance and not the square.
+            off then costs the logarithm of its distance and not the square. The noise of either is at least a
+            thousandth of the targets' standard deviation, and where targets are on a grid (integers, say) at least
+            what rounding adds.
         n_chains: networks side by side.
         n_samples: samples kept of each, less those of the burn-in (half at most).
         n_steps: steps that samples are kept from; raise it where the verdict says so.
@@ -257,18 +259,22 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
         validation.one_of("likelihood", self.likelihood, ("gaussian", "student"))
         x, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
         self._y_mean, self._y_scale = (float(v) for v in _location_and_scale(np.asarray(y, dtype=np.float64)))
+        self._floor = max(FLOOR, rounding(y) / self._y_scale)
         targets = torch.as_tensor((y - self._y_mean) / self._y_scale, dtype=torch.float32)
         own = self.noise == "heteroscedastic"
         self._sample(x, targets, 2 if own else 1, *(() if own else (SharedNoise,)))
         return self
 
     def _nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        mean, scale = _mean_and_scale(outputs)
+        mean, scale = self._mean_and_scale(outputs)
         z = (targets - mean) / scale
         if self.likelihood == "student":
             constant = math.lgamma(FREEDOM / 2) - math.lgamma((FREEDOM + 1) / 2) + 0.5 * math.log(math.pi * FREEDOM)
             return scale.log() + 0.5 * (FREEDOM + 1) * torch.log1p(z.square() / FREEDOM) + constant
         return scale.log() + 0.5 * z.square() + 0.5 * math.log(2 * math.pi)
+
+    def _mean_and_scale(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        return outputs[..., 0], nn.functional.softplus(outputs[..., 1]) + self._floor
 
     def _judged(self, outputs: Tensor) -> np.ndarray:
         return outputs[..., 0].double().numpy()
@@ -278,7 +284,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
         means, spreads = [], []
         widening = FREEDOM / (FREEDOM - 2) if self.likelihood == "student" else 1.0
         for _, outputs in self._new(X):
-            mean, scale = _mean_and_scale(outputs.double())
+            mean, scale = self._mean_and_scale(outputs.double())
             means.append(mean.mean(0))
             spreads.append((widening * scale.square().mean(0) + mean.var(0, correction=0)).sqrt())
         predicted = torch.cat(means).numpy() * self._y_scale + self._y_mean
@@ -289,7 +295,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
         validation.fraction("coverage", coverage, open_left=True, open_right=True)
         lows, highs = [], []
         for _, outputs in self._new(X):
-            mean, scale = _mean_and_scale(outputs.double())
+            mean, scale = self._mean_and_scale(outputs.double())
             lows.append(self._quantile(mean, scale, (1 - coverage) / 2))
             highs.append(self._quantile(mean, scale, (1 + coverage) / 2))
         low, high = (torch.cat(each).numpy() * self._y_scale + self._y_mean for each in (lows, highs))
@@ -371,8 +377,15 @@ def _network(sizes: Sequence[int], activation: str, tail: Sequence[type[nn.Modul
     return nn.Sequential(*layers[:-1], *(layer() for layer in tail))
 
 
-def _mean_and_scale(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    return outputs[..., 0], nn.functional.softplus(outputs[..., 1]) + FLOOR
+def rounding(y: np.ndarray) -> float:
+    """Standard deviation of what rounding has taken from these numbers, Δ/√12; 0 where they hardly ever repeat.
+
+    Δ is the smallest difference of two of them. A network that has learned repeated rows would else claim to know
+    integers as exactly as the floor lets it, and lose thousands of nats at a row that contradicts them.
+    """
+    distinct = np.unique(y)
+    repeated = 1 < len(distinct) <= len(y) / 2
+    return float(np.diff(distinct).min()) / math.sqrt(12) if repeated else 0.0
 
 
 def _location_and_scale(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -72,6 +72,23 @@ def test_a_student_likelihood_is_not_led_by_outliers():
     assert errors[1] < 0.5 * errors[0]
 
 
+def test_integers_that_repeat_are_not_known_better_than_rounding(monkeypatch):
+    """Four places, thirty equal rows each: without the floor a row that contradicts them costs thousands of nats."""
+    x = np.repeat([[-1.0], [0.0], [1.0], [2.0]], 30, 0)
+    y = np.repeat([3.0, 4.0, 6.0, 5.0], 30)
+    worst = {}
+    for floored in (True, False):
+        if not floored:
+            monkeypatch.setattr(mlp, "rounding", lambda y: 0.0)
+        model = regressor(warmup_steps=1000).fit(x, y)
+        worst[floored] = model.log_density([[0.0]], [5.0])[0]
+    assert worst[True] > -10
+    assert worst[False] < -100
+    stream = np.random.default_rng(0)
+    assert mlp.rounding(np.array([1.0, 3.0, 3.0, 2.0, 1.0, 3.0])) == pytest.approx(12**-0.5)
+    assert mlp.rounding(stream.normal(size=50)) == mlp.rounding(np.ones(5)) == mlp.rounding(np.arange(3.0)) == 0
+
+
 def test_the_samples_know_their_chains_and_the_seed_decides():
     model = BayesianMLPRegressor(**{**SMALL, "n_chains": 3}).fit(*table())
     assert set(model.posterior_.chains) == {0, 1, 2}

@@ -92,7 +92,7 @@ def ensemble(
     import torch
     from torch import Tensor, nn
 
-    from learned_samplers.estimators.mlp import FLOOR
+    from learned_samplers.estimators.mlp import FLOOR, rounding
     from learned_samplers.estimators.sampling import warm_up
     from learned_samplers.posterior import Chains
 
@@ -100,6 +100,7 @@ def ensemble(
     torch.manual_seed(seed)
     centre, scale = scaled(x)
     mean, deviation = (0.0, 1.0) if classes else (y.mean(), y.std())
+    floor = max(FLOOR, rounding(y) / deviation)  # as ours have it
     inputs = torch.as_tensor((x - centre) / scale, dtype=torch.float32)
     targets = torch.as_tensor(y if classes else (y - mean) / deviation, dtype=torch.int64 if classes else torch.float32)
 
@@ -118,7 +119,7 @@ def ensemble(
         out = chains(inputs[rows])
         if classes:
             return -out.log_softmax(-1).gather(-1, targets[rows].expand(members, -1)[..., None])[..., 0].mean(1)
-        spread = nn.functional.softplus(out[..., 1]) + FLOOR
+        spread = nn.functional.softplus(out[..., 1]) + floor
         return (spread.log() + 0.5 * ((targets[rows] - out[..., 0]) / spread).square()).mean(1)
 
     order = torch.randperm(len(y))
@@ -132,7 +133,7 @@ def ensemble(
         out = torch.cat([chains(rows) for _ in range(PASSES if dropout else 1)]).double()
         if classes:
             return out.softmax(-1).mean(0).numpy()
-        spread = nn.functional.softplus(out[..., 1]) + FLOOR
+        spread = nn.functional.softplus(out[..., 1]) + floor
         return mixture(mean + deviation * out[..., 0].numpy(), deviation * spread.numpy())
 
     return predict, ""
