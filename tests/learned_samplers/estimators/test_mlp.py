@@ -84,6 +84,9 @@ def test_integers_that_repeat_are_not_known_better_than_rounding(monkeypatch):
         worst[floored] = model.log_density([[0.0]], [5.0])[0]
     assert worst[True] > -10
     assert worst[False] < -100
+
+
+def test_rounding_is_that_of_the_grid_and_zero_without_one():
     stream = np.random.default_rng(0)
     assert mlp.rounding(np.array([1.0, 3.0, 3.0, 2.0, 1.0, 3.0])) == pytest.approx(12**-0.5)
     assert mlp.rounding(stream.normal(size=50)) == mlp.rounding(np.ones(5)) == mlp.rounding(np.arange(3.0)) == 0
