@@ -2,7 +2,7 @@
 
     python tools/toy.py bias         # how far each sampler is from a Gaussian, against its step size: minutes
     python tools/toy.py regression   # L2E beside HMC in one dimension, with a gap in the data: minutes
-    python tools/toy.py coefficient  # the local learning coefficient of deep linear networks: ten minutes
+    python tools/toy.py coefficient  # the local learning coefficient of deep linear networks: minutes
 
 Writes table.md, results.json and figures under --out.
 """

@@ -48,7 +48,7 @@ def test_a_simulated_bias_agrees_with_the_exact_one():
 
 
 def test_the_coefficients_of_deep_linear_networks_against_the_closed_form(tmp_path, capsys):
-    main(["coefficient", "--budgets", "40", "400", "--networks", "1", "--out", str(tmp_path)])
+    main(["coefficient", "--budgets", "40", "160", "--networks", "1", "--out", str(tmp_path)])
     rows = json.loads((tmp_path / "results.json").read_text())["estimates"]
     errors = {
         (row["sampler"], row["lr"], row["gradients"]): row["estimates"][0] / row["known"][0] - 1
@@ -56,7 +56,7 @@ def test_the_coefficients_of_deep_linear_networks_against_the_closed_form(tmp_pa
         if row["estimates"][0] is not None
     }
     assert errors["BAOA", 1.0, 40] < -0.3  # far too few gradients: the chains still spread
-    assert abs(errors["BAOA", 1.0, 400]) < 0.2
+    assert abs(errors["BAOA", 1.0, 160]) < 0.25
     assert "devinterp" in (tmp_path / "table.md").read_text()
     assert "of 1 settled" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"budgets.*\(3,\)"):
