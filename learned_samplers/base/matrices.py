@@ -130,10 +130,10 @@ def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
     """
     alike = defaultdict(list)
     for i, matrix in enumerate(matrices):
-        alike[matrix.shape[-2:]].append(i)
+        alike[matrix.shape[-2:], matrix.dtype, matrix.device].append(i)
     found: list[Tensor] = [torch.empty(0)] * len(matrices)
     wide, begun = [], []
-    for (rows, columns), places in alike.items():
+    for ((rows, columns), _, _), places in alike.items():
         # No copy of a single one, which may be as large as the model.
         together = torch.stack([matrices[i] for i in places]) if len(places) > 1 else matrices[places[0]].unsqueeze(0)
         wide.append(together if rows <= columns else together.mT)
@@ -192,10 +192,10 @@ def _factors(squares: Sequence[Tensor | None]) -> list[Tensor | None]:
 
 
 def together(tensors: Iterable[Tensor], keys: Sequence[Any]) -> list[list[int]]:
-    """The places of tensors that are worked on together: on a CPU each alone, on a GPU those of one key."""
+    """The places of tensors that are worked on together: on a CPU each alone, on a GPU those of one key and dtype."""
     found: dict[Any, list[int]] = {}
     for i, (x, key) in enumerate(zip(tensors, keys, strict=True)):
-        found.setdefault((key, x.device if waits_for_launches(x) else i), []).append(i)
+        found.setdefault((key, x.dtype, x.device if waits_for_launches(x) else i), []).append(i)
     return list(found.values())
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state
+from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
@@ -97,6 +97,7 @@ class BayesianMLP(BaseEstimator):
 
     def _sample(self, x: np.ndarray, targets: Tensor, outputs: int, *tail: type[nn.Module]) -> None:
         """Set the samples and the verdict; ``tail`` are layers after the last linear one."""
+        vars(self).pop("posterior_", None)  # of another table, should this fit be broken off
         self._mean, self._scale = _location_and_scale(x)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         with _threads(self.n_jobs), torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -140,7 +141,10 @@ class BayesianMLP(BaseEstimator):
             warnings.warn(self.verdict_.text, ConvergenceWarning, stacklevel=3)
 
     def _inputs(self, x: np.ndarray) -> Tensor:
-        return torch.as_tensor((x - self._mean) / self._scale, dtype=torch.float32)
+        inputs = torch.as_tensor((x - self._mean) / self._scale, dtype=torch.float32)
+        if not inputs.isfinite().all():
+            raise ValueError("X has numbers that are too far from those of fit for single precision")
+        return inputs
 
     def _outputs(self, x: np.ndarray) -> Tensor:
         """The outputs of every sample's network, (samples, rows, outputs)."""
@@ -152,7 +156,7 @@ class BayesianMLP(BaseEstimator):
 
     def _new(self, X: Any) -> Iterator[tuple[slice, Tensor]]:
         """Slices of the rows of a new table, each with its outputs, in pieces that fit into memory."""
-        check_is_fitted(self)
+        check_is_fitted(self, "posterior_")
         x = validate_data(self, X, reset=False, dtype=np.float64)
         step = max(1, 2_000_000 // len(self.posterior_))
         for start in range(0, len(x), step):
@@ -258,6 +262,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
         validation.one_of("noise", self.noise, ("heteroscedastic", "homoscedastic"))
         validation.one_of("likelihood", self.likelihood, ("gaussian", "student"))
         x, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
+        self._student = self.likelihood == "student"
         self._y_mean, self._y_scale = (float(v) for v in _location_and_scale(np.asarray(y, dtype=np.float64)))
         self._floor = max(FLOOR, rounding(y) / self._y_scale)
         targets = torch.as_tensor((y - self._y_mean) / self._y_scale, dtype=torch.float32)
@@ -268,7 +273,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
     def _nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         mean, scale = self._mean_and_scale(outputs)
         z = (targets - mean) / scale
-        if self.likelihood == "student":
+        if self._student:
             constant = math.lgamma(FREEDOM / 2) - math.lgamma((FREEDOM + 1) / 2) + 0.5 * math.log(math.pi * FREEDOM)
             return scale.log() + 0.5 * (FREEDOM + 1) * torch.log1p(z.square() / FREEDOM) + constant
         return scale.log() + 0.5 * z.square() + 0.5 * math.log(2 * math.pi)
@@ -282,8 +287,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The mean of the predictive distribution, (rows,), and with ``return_std`` its standard deviation too."""
         means, spreads = [], []
-        widening = FREEDOM / (FREEDOM - 2) if self.likelihood == "student" else 1.0
         for _, outputs in self._new(X):
+            widening = FREEDOM / (FREEDOM - 2) if self._student else 1.0
             mean, scale = self._mean_and_scale(outputs.double())
             means.append(mean.mean(0))
             spreads.append((widening * scale.square().mean(0) + mean.var(0, correction=0)).sqrt())
@@ -307,7 +312,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
         for _ in range(50):
             middle = (low + high) / 2
             z = (middle - mean) / scale
-            if self.likelihood == "student":  # Student's distribution function at four degrees of freedom
+            if self._student:  # Student's distribution function at four degrees of freedom
                 w = 1 + z.square() / 4
                 below = 0.5 + 0.375 * z / w.sqrt() * (1 - z.square() / (12 * w))
             else:
@@ -318,7 +323,10 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
 
     def log_density(self, X: Any, y: Any) -> np.ndarray:
         """log p(y | x, data) of every row, in the targets' own units: the score that rewards mean and spread."""
-        y = (np.asarray(y, dtype=np.float64) - self._y_mean) / self._y_scale
+        check_is_fitted(self, "posterior_")
+        y = column_or_1d(y, dtype=np.float64)
+        check_consistent_length(X, y)
+        y = (y - self._y_mean) / self._y_scale
         found = [
             torch.logsumexp(-self._nll(outputs.double(), torch.as_tensor(y[rows])), 0) - math.log(len(outputs))
             for rows, outputs in self._new(X)
@@ -390,8 +398,10 @@ def rounding(y: np.ndarray) -> float:
 
 def _location_and_scale(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Means and standard deviations of columns; a constant one is only centred."""
-    mean, scale = values.mean(0), values.std(0)
-    return mean, np.where(scale > 1e-12 * np.maximum(1e-300, np.abs(mean)), scale, 1.0)
+    size = np.abs(values).max(0)
+    size = np.where(size > 0, size, 1.0)  # of which squares neither overflow nor vanish
+    mean, scale = (values / size).mean(0), (values / size).std(0)
+    return mean * size, np.where(scale > 1e-12 * np.abs(mean), scale * size, 1.0)
 
 
 @contextmanager

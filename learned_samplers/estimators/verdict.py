@@ -41,14 +41,17 @@ def verdict(predictions: np.ndarray, temperature: float) -> Verdict:
         halves = np.stack([predictions[:, :half], predictions[:, draws - half :]], 1)  # (chain, 2, half, row)
         within = float(np.nanquantile(np.mean([rhat(chain) for chain in halves], 0), 0.9))
         across = float(np.nanquantile(rhat(halves.reshape(2 * chains, half, -1)), 0.9))
-        effective = float(np.nanmedian(np.sum([effective_size(chain) for chain in predictions], 0)))
+        found = float(np.nanmedian(np.sum([effective_size(chain) for chain in predictions], 0)))
+        effective = min(found, float(chains * draws))  # of a few draws the estimate may be anything
     reasons = []
-    if not within <= 1.2:
+    if draws < 4:
+        reasons.append(f"{draws} samples of a chain are too few to judge it: raise n_samples")
+    elif not within <= 1.2:
         reasons.append("chains still drift: raise n_steps")
-    if not abs(temperature - 1) <= 0.1:
+    if draws >= 4 and not abs(temperature - 1) <= 0.1:
         reasons.append(f"temperature {temperature:.2f} is not 1: raise n_steps, or prior_precision")
-    if not effective >= 10 * chains:
-        reasons.append("few effective samples: raise n_steps")
+    if draws >= 4 and not effective >= 10 * chains:
+        reasons.append(f"few effective samples: raise {'n_steps' if draws >= 20 else 'n_samples and n_steps'}")
     text = (
         f"{'not settled' if reasons else 'settled'}: R-hat {within:.2f} within chains and {across:.2f} across them, "
         f"{effective:.0f} effective of {chains * draws} samples, temperature {temperature:.2f}"

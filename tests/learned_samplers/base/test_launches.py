@@ -49,6 +49,23 @@ def test_a_trajectory_is_the_same(name, on_gpu):
     torch.testing.assert_close(trajectory(KINDS[name]), alone, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", ["WhitenedSGHMC", "AdaptedSGHMC"])
+def test_tensors_of_several_precisions_go_apart(name, on_gpu):
+    def moved():
+        torch.manual_seed(0)
+        params = [torch.randn(6, 6, dtype=dtype).requires_grad_() for dtype in (torch.float32, torch.float64) * 2]
+        chain = KINDS[name](params)
+        for _ in range(25):
+            chain.zero_grad()
+            sum(p.sin().sum().double() for p in params).backward()
+            chain.step()
+        return [p.detach() for p in params]
+
+    alone = moved()
+    on_gpu()
+    torch.testing.assert_close(moved(), alone, rtol=1e-4, atol=1e-6)
+
+
 def test_statistics_of_tensors_are_the_same(on_gpu):
     tensors = Segments((3, 5, 1))
     x = torch.randn(2, 9, dtype=torch.float64)

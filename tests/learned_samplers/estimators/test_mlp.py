@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.integrate import quad
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -179,3 +179,31 @@ def test_weights_and_single_classes_are_refused():
         BayesianMLPClassifier(**SMALL).fit(x, ["a"] * 20)
     with pytest.raises(ValueError, match=r"coverage.*1\.5"):
         BayesianMLPRegressor(**SMALL).fit(x, y).predict_interval(x, 1.5)
+
+
+def test_units_are_of_no_account():
+    x, y = table(40)
+    model, other = BayesianMLPRegressor(**SMALL).fit(x, y), BayesianMLPRegressor(**SMALL)
+    for unit in (1e-200, 1e200):
+        np.testing.assert_allclose(other.fit(unit * x, unit * y).predict(unit * x) / unit, model.predict(x), rtol=1e-2)
+    with pytest.raises(ValueError, match=r"^X "):
+        model.predict(1e60 * x)
+    for targets in (y[:3], np.c_[y, y]):
+        with pytest.raises(ValueError, match=r"inconsistent|1d"):
+            model.log_density(x, targets)
+
+
+def test_a_fit_that_is_broken_off_predicts_nothing(monkeypatch):
+    x, y = table(40)
+    model = BayesianMLPRegressor(**SMALL).fit(x, y)
+    before = model.predict(x, return_std=True)[1]
+    assert (model.set_params(likelihood="student").predict(x, return_std=True)[1] == before).all()
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mlp, "warm_up", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(100 * x, 100 * y)
+    with pytest.raises(NotFittedError):
+        model.predict(x)

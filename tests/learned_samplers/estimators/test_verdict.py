@@ -18,8 +18,16 @@ def test_settled_and_not():
     assert verdict(apart, 1.0).across > 2
     drift = chains(0.5) + np.linspace(0, 5, 400)[:, None]
     faults = [(drift, 1.0, "drift"), (chains(0.5), 1.5, "temperature 1.50"), (chains(0.99, 60), 1.0, "n_steps")]
-    faults += [(chains(draws=3), 1.0, "n_steps"), (chains(), float("nan"), "temperature nan")]
+    faults += [
+        (chains(draws=3), 1.0, "n_samples"),
+        (chains(draws=8), 1.0, "n_samples"),
+        (chains(), float("nan"), "temperature nan"),
+    ]
     for values, temperature, named in faults:
         found = verdict(values, temperature)
         assert not found.settled
         assert named in found.text
+
+
+def test_no_more_effective_samples_than_samples():
+    assert verdict(chains(-0.9, 20), 1.0).effective == 80

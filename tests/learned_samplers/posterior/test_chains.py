@@ -75,6 +75,19 @@ def test_gradients_and_curvatures_are_those_of_the_networks():
             torch.testing.assert_close(stacked[k], own, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:.*jit.script:FutureWarning")  # torch's own, of forward mode
+def test_tanh_of_what_is_near_zero_is_not_rounded_to_zero():
+    chains = Chains([nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh())])
+    with torch.no_grad():
+        chains.tensors[0].fill_(1.0)
+    size = torch.cat([torch.logspace(-30, 2, 2000), torch.tensor([0.0, torch.inf])])
+    x = torch.cat([size, -size])[:, None]
+    torch.testing.assert_close(chains(x)[0], x.tanh(), rtol=3e-5, atol=0.0)
+    assert chains(torch.full((1, 1), torch.nan)).isnan()
+    slopes = torch.func.jacfwd(chains)(x[:3]), torch.func.jacrev(chains)(x[:3])
+    torch.testing.assert_close(*slopes)
+
+
 def test_inputs_of_more_axes_and_layers_without_bias():
     networks = [nn.Sequential(nn.Linear(4, 2, bias=False), nn.ReLU()) for _ in range(K)]
     x = torch.randn(5, 6, 4)
@@ -202,6 +215,13 @@ def test_in_tensors_of_its_own_each_moves_as_alone(name, same_noise):
 def test_samplers_that_are_refused_would_mix_the_chains(name, same_noise, monkeypatch):
     monkeypatch.setattr(getattr(learned_samplers, name), "side_by_side", ("stacked",))
     assert apart(SEPARATE[name], separate=False) > 1e-3
+
+
+def test_weights_that_are_loaded_in_place_of_others_are_chains_too():
+    chains = nn.Sequential(Chains(ensemble(count=K)))
+    chains.load_state_dict(copy.deepcopy(chains.state_dict()), assign=True)
+    with pytest.raises(TypeError, match="WhitenedSGHMC"):
+        WhitenedSGHMC(chains.parameters(), num_data=N)
 
 
 def test_samplers_refuse_what_is_in_neither_table():
