@@ -85,7 +85,7 @@ def _settling_share(given: dict[str, Any]) -> float:
     validation.positive("lr", lr)
     validation.non_negative("temperature", temperature)
     validation.non_negative("prior_precision", prior)
-    steps = (temperature / prior) ** 0.5 / lr if prior else 0.0
+    steps = 2 * (temperature / prior) ** 0.5 / lr if prior else 0.0
     return max(SETTLING_SHARE[given["mass"]], min(0.5, steps / given["warmup_steps"]))
 
 
@@ -157,10 +157,10 @@ class AdaptedSGHMC(Sampler):
             moment.
         warmup_temperature: T while it explores; None is ``temperature``, 0 makes a warm-up by a sampler or by none
             plain optimisation.
-        settling_share: S in [0, 1); by default 0.1 with a matrix mass and 0.25 with a diagonal one, but as many steps
-            as a weight without gradients takes to the prior's width, √(T/λ)/lr, up to half of W: with a wide prior the
-            chain has far to go before its gradients are those of the posterior. 0 without a ``warmup``, for then it has
-            settled anyway.
+        settling_share: S in [0, 1); by default 0.1 with a matrix mass and 0.25 with a diagonal one, but at least twice
+            as many steps as a weight without gradients takes to the prior's width, √(T/λ)/lr, up to half of W: with a
+            wide prior the chain has far to go before its gradients are those of the posterior. 0 without a ``warmup``,
+            for then it has settled anyway.
         mass: "diagonal" or "matrix"; by default "matrix" with a warm-up by another optimizer: it fits faster and mixes
             better.
         cycle_length: K > W, in steps; None for a single warm-up.

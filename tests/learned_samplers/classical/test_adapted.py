@@ -661,10 +661,10 @@ def test_a_budget_says_when_it_samples(settings, phases, thinning):
     [
         (dict(prior_precision=20.0, temperature=0.1), 0.1),
         (dict(prior_precision=20.0, temperature=0.1, mass="diagonal"), 0.25),
-        # √(T/λ)/lr: 105 of 500 steps, 333 of 1000, and at most half.
-        (dict(warmup_steps=500, temperature=0.1), 0.316 / 0.003 / 500),
-        (dict(warmup_steps=1000, lr=torch.tensor(0.002)), 0.5),
-        (dict(warmup_steps=1000), 1 / 3),
+        # 2·√(T/λ)/lr: 211 of 500 steps, 667 of 2000, and at most half.
+        (dict(warmup_steps=500, temperature=0.1), 2 * 0.1**0.5 / 0.003 / 500),
+        (dict(warmup_steps=2000, lr=torch.tensor(0.003)), 1 / 3),
+        (dict(warmup_steps=1000), 0.5),
         (dict(prior_precision=0.0), 0.1),
         (dict(temperature=0.0), 0.1),
         (dict(warmup=None), 0.0),

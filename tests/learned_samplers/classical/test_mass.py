@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -218,6 +219,32 @@ def test_settling_forgets_the_vanishing_gradients_of_a_fitted_network(kind, reme
     frozen = sampler.state[p]["mass"]
     size = (frozen[1, 0].diagonal() if kind == "matrix" else frozen).mean() / 0.1**0.5
     assert size.item() > 1.3 if remembered else size.item() == pytest.approx(1.04, abs=0.04)
+
+
+@pytest.mark.parametrize("share", [None, 0.1])
+def test_on_few_data_with_a_wide_prior_the_mass_is_not_frozen_too_early(share):
+    """800 digits, N(0, 1) on every weight: the fit's gradients vanish until the weights have spread. The planted fault
+    is to settle for 50 of 500 steps, once the default: the loss exceeds 1,000 before step 600, else it is below 4."""
+    digits = pytest.importorskip("sklearn.datasets").load_digits()
+    x, y = torch.tensor(digits.data[:800], dtype=torch.float32), torch.tensor(digits.target[:800])
+    x = (x - x.mean()) / x.std()
+    torch.manual_seed(0)
+    layers = [layer for _ in range(3) for layer in (torch.nn.Linear(64, 64), torch.nn.SiLU())]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(64, 10))
+    own = dict(warmup=partial(WhitenedSGHMC, lr=0.002), warmup_steps=500, settling_share=share)
+    own |= dict(temperature=0.1, prior_precision=1.0, generator=torch.Generator().manual_seed(0))
+    sampler = AdaptedSGHMC(model.parameters(), num_data=800, **own)
+    worst = 0.0
+    for step in range(650):
+        batch = torch.randint(800, (32,))
+        sampler.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x[batch]), y[batch])
+        loss.backward()
+        worst = max(worst, loss.item()) if step > 440 else 0.0
+        if worst > 1000:
+            break
+        sampler.step()
+    assert worst < 4 if share is None else worst > 1000
 
 
 # ---------------------------------------------------------------- its life in a chain
