@@ -68,6 +68,7 @@ def parameter(*shape):
         (AdaptedSGHMC, {}, "warmup_steps or total_steps", ValueError),
         (AdaptedSGHMC, {"total_steps": 1}, "total_steps", ValueError),
         (AdaptedSGHMC, {"total_steps": 9.5}, "total_steps", TypeError),
+        (AdaptedSGHMC, {"total_steps": 10, "warmup_steps": 10}, "total_steps", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 5, "cycle_length": 0}, "cycle_length", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 5, "cycle_length": 5}, "cycle_length", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 5, "cycle_length": 9.0}, "cycle_length", TypeError),
