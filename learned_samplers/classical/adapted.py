@@ -13,7 +13,7 @@ from learned_samplers.base import sharding, validation
 from learned_samplers.base.group_keys import SamplerOptions, momentum_as_decay
 from learned_samplers.base.guards.precision import MASTER, has_master, working_dtype
 from learned_samplers.base.guards.side_by_side import is_stacked
-from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, as_number, scalar_sqrt
+from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs
@@ -79,7 +79,7 @@ def adapted_rule(
 
 def _settling_share(given: dict[str, Any]) -> float:
     """S where it is not given: see `AdaptedSGHMC`."""
-    lr, temperature, prior = (as_number(given[name]) for name in ("lr", "temperature", "prior_precision"))
+    lr, temperature, prior = (validation.number(name, given[name]) for name in ("lr", "temperature", "prior_precision"))
     validation.one_of("mass", given["mass"], MASSES)
     validation.integer("warmup_steps", given["warmup_steps"])
     validation.positive("lr", lr)
