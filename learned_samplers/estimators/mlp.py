@@ -97,7 +97,7 @@ class BayesianMLP(BaseEstimator):
 
     def _sample(self, x: np.ndarray, targets: Tensor, outputs: int, *tail: type[nn.Module]) -> None:
         """Set the samples and the verdict; ``tail`` are layers after the last linear one."""
-        vars(self).pop("posterior_", None)  # of another table, should this fit be broken off
+        self.__dict__.pop("posterior_", None)  # of another table, should this fit be broken off
         self._mean, self._scale = _location_and_scale(x)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         with _threads(self.n_jobs), torch.random.fork_rng(devices=[]), torch.enable_grad():
