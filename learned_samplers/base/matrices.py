@@ -326,21 +326,21 @@ def renew_roots(sampler: Any, group: dict[str, Any]) -> None:
         first += sum(state.shape[-3] for state in states if state.shape[-1])
 
 
-def inverse_root(covariance: Tensor, exponent: float = 0.5) -> Tensor:
-    """(R/‖R‖ + 10⁻⁴)^(−p) of covariances R, (..., width, width), p the ``exponent``, ‖R‖ the Frobenius norm."""
+def inverse_root(covariance: Tensor) -> Tensor:
+    """(R/‖R‖ + 10⁻⁴)^(−½) of covariances R, (..., width, width), ‖R‖ the Frobenius norm."""
     # A diverged chain has no covariance, and must not stop the others beside it.
     finite = covariance.to(torch.promote_types(covariance.dtype, torch.float32)).nan_to_num(0.0, 0.0, 0.0)
     size = torch.linalg.matrix_norm(finite, keepdim=True).clamp(min=_TINY)
     eye = torch.eye(finite.shape[-1], dtype=finite.dtype, device=finite.device)
     # The ridge first: with inputs that are always zero the decomposition may not converge in single precision.
     ridged = torch.addcdiv(_RIDGE * eye, finite, size)
-    if ridged.is_cuda and exponent == 0.5:  # a decomposition there takes some ten times as long
+    if ridged.is_cuda:  # a decomposition there takes some ten times as long
         return newton_inverse_root(ridged).to(covariance.dtype)
     try:
         values, vectors = torch.linalg.eigh(ridged)
     except torch.linalg.LinAlgError:
         values, vectors = (x.to(finite) for x in torch.linalg.eigh(ridged.double()))
-    return ((vectors * values.clamp(min=_RIDGE).pow(-exponent).unsqueeze(-2)) @ vectors.mT).to(covariance.dtype)
+    return ((vectors * values.clamp(min=_RIDGE).pow(-0.5).unsqueeze(-2)) @ vectors.mT).to(covariance.dtype)
 
 
 def newton_inverse_root(a: Tensor) -> Tensor:

@@ -228,8 +228,10 @@ class AdaptedSGHMC(Sampler):
                 raise ValueError("warmup_steps or total_steps must be given, got neither")
             validation.integer("cycle_length" if cycle_length is not None else "total_steps", run, least=2)
             given["warmup_steps"] = max(1, int(WARMUP_SHARE * run))
-        elif total_steps is not None and isinstance(warmup_steps, int) and warmup_steps >= total_steps:
-            raise ValueError(f"total_steps must be more than warmup_steps={warmup_steps}, got {total_steps}")
+        elif total_steps is not None:
+            validation.integer("warmup_steps", warmup_steps)
+            if warmup_steps >= total_steps:
+                raise ValueError(f"total_steps must be more than warmup_steps={warmup_steps}, got {total_steps}")
         given["mass"] = mass if mass is not None else "diagonal" if warmup is None else "matrix"
         del given["warmup"]
         self.warmup = warmup

@@ -120,7 +120,7 @@ class BayesianMLP(BaseEstimator):
                 batch = BATCH if count > FULL_ROWS else None
             elif batch is not None and batch >= count:
                 batch = None
-            warm_up(chains, losses, rest, held_out, count, steps=self.warmup_steps)
+            warmed = warm_up(chains, losses, rest, held_out, count, steps=self.warmup_steps)
             equalise(chains, losses, count, float(self.prior_precision))
             self.posterior_, trace = sample(
                 chains,
@@ -134,7 +134,7 @@ class BayesianMLP(BaseEstimator):
                 seed=seed,
             )
             judged = self._outputs(x[order[:JUDGED_ROWS].numpy()])
-        self.n_iter_ = self.warmup_steps + self.tuning_steps + self.n_steps
+        self.n_iter_ = warmed + self.tuning_steps + self.n_steps
         by_chain = self._judged(judged).reshape(self.n_chains, -1, len(judged[0]))
         self.verdict_ = verdict(by_chain, trace.temperature)
         if not self.verdict_.settled:

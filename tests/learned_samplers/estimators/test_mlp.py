@@ -152,6 +152,11 @@ REFUSED = [
 ]
 
 
+def test_steps_that_the_warm_up_did_not_make_are_not_counted(monkeypatch):
+    monkeypatch.setattr(mlp, "warm_up", lambda *given, **more: 7)
+    assert BayesianMLPRegressor(**SMALL).fit(*table()).n_iter_ == 7 + 20 + 40
+
+
 @pytest.mark.parametrize(("settings", "error", "named"), REFUSED)
 def test_refusals(settings, error, named):
     with pytest.raises(error, match=named):
