@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -39,6 +40,10 @@ _FLOOR = 1e-20
 _TINY = 1e-30
 # Iterations of `newton_inverse_root`: of the smallest eigenvalue, 10⁻⁴, 12 bring the root near 1 and 4 more end it.
 _NEWTON = 18
+# Numbers of states whose roots are made in one step on a GPU; an iteration holds three times as many.
+_ROOTS_AT_ONCE = 1 << 27
+# On a GPU squares of up to so many rows go together, the smaller ones with zeros around them.
+_HEIGHTS = (64, TALLEST_BLOCK)
 # Above this many operations a step on a CPU, half a second of a core, users are told.
 _MANY_OPERATIONS = 5e10
 
@@ -165,7 +170,7 @@ def _begun(x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
 
 
 def _factors(squares: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """W of each S = X·Xᵀ for which W·X is the orthogonal factor of X; those of one height together, where it pays.
+    """W of each S = X·Xᵀ for which W·X is the orthogonal factor of X; those of like heights together, where it pays.
 
     Every iterate is W·X with W a polynomial of S, and its own square is W·S·W: two products along the long side in the
     place of ten.
@@ -174,9 +179,9 @@ def _factors(squares: Sequence[Tensor | None]) -> list[Tensor | None]:
     known = [i for i, square in enumerate(squares) if square is not None]
     given: list[Tensor] = [square for square in squares if square is not None]
     a, b, c = _POLYNOMIAL
-    for places in together(given, [each.shape[-1] for each in given]):
+    for places in together(given, [bisect_left(_HEIGHTS, each.shape[-1]) for each in given]):
         parts = [given[i] for i in places]
-        square = torch.cat(parts) if len(parts) > 1 else parts[0]
+        square = _side_by_side(parts)
         whole, eye = None, torch.eye(square.shape[-1], dtype=square.dtype, device=square.device)
         for time in range(_TIMES):
             # The iteration's factor is a + rest.
@@ -186,8 +191,20 @@ def _factors(squares: Sequence[Tensor | None]) -> list[Tensor | None]:
                 half = torch.baddbmm(square, rest, square, beta=a)
                 square = torch.baddbmm(half, half, rest, beta=a)
         assert whole is not None
-        for i, factor in zip(places, whole.split([len(part) for part in parts]), strict=True):
-            found[known[i]] = factor
+        for i, part, factor in zip(places, parts, whole.split([len(part) for part in parts]), strict=True):
+            height = part.shape[-1]
+            found[known[i]] = factor[:, :height, :height]
+    return found
+
+
+def _side_by_side(squares: Sequence[Tensor]) -> Tensor:
+    """Matrices (n, side, side) of several sides as one batch, zeros around the smaller ones."""
+    if len(squares) == 1:
+        return squares[0]
+    side = max(each.shape[-1] for each in squares)
+    found = squares[0].new_zeros(sum(map(len, squares)), side, side)
+    for each, part in zip(squares, found.split([len(each) for each in squares]), strict=True):
+        part[:, : each.shape[-1], : each.shape[-1]] = each
     return found
 
 
@@ -282,7 +299,8 @@ def renew_roots_(states: Sequence[Tensor], step: int, first: int = 0) -> None:
     """(R + 10⁻⁴·‖R‖)^(−1/2) in place, of the blocks of R whose turn it is in this step: every tenth of all tensors'.
 
     What is kept is the root less 1, so that a state of zeros does not whiten. (Its units drop out of the direction.)
-    Inside of ``torch.compile``, which would make ten graphs of that, all have their turn in every tenth step.
+    All have their turn in every tenth step on a GPU, where that is a tenth of the launches, unless they are many; and
+    inside of ``torch.compile``, which would make ten graphs of turns.
 
     Args:
         states: as of `update_covariances_`, those of a chain's tensors in their order.
@@ -290,10 +308,11 @@ def renew_roots_(states: Sequence[Tensor], step: int, first: int = 0) -> None:
         first: the number of blocks of tensors before these.
     """
     covariances, roots = [], []
+    at_once = torch.compiler.is_compiling() or _together(states)
     for state in states:
         if not state.shape[-1]:
             continue
-        if torch.compiler.is_compiling():
+        if at_once:
             turn = slice(0, 0 if step % ROOT_EVERY else None)
         else:
             turn = slice((step - first) % ROOT_EVERY, None, ROOT_EVERY)
@@ -309,6 +328,11 @@ def renew_roots_(states: Sequence[Tensor], step: int, first: int = 0) -> None:
         sizes = [x.numel() // width**2 for x in some]
         for i, root in zip(places, [found] if len(some) == 1 else found.split(sizes), strict=True):
             roots[i].copy_(root.reshape(roots[i].shape))
+
+
+def _together(states: Sequence[Tensor]) -> bool:
+    """Whether the roots of these states are few enough to be made at once, where launches are what takes time."""
+    return bool(states) and waits_for_launches(states[0]) and sum(x.numel() for x in states) <= _ROOTS_AT_ONCE
 
 
 def renew_roots(sampler: Any, group: dict[str, Any]) -> None:

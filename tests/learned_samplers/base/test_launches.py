@@ -12,9 +12,10 @@ from learned_samplers.base.segments import Segments
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """Called, it lets tensors be treated as on a GPU, the roots of covariances too."""
+    """Called, it lets tensors be treated as on a GPU; by default but for the step in which roots are made."""
 
-    def treat():
+    def treat(roots_at_once=0):
+        monkeypatch.setattr(matrices, "_ROOTS_AT_ONCE", roots_at_once)
         for module in (matrices, sampler, segments):
             monkeypatch.setattr(module, "waits_for_launches", lambda x: True)
 
@@ -47,6 +48,26 @@ def test_a_trajectory_is_the_same(name, on_gpu):
     alone = trajectory(KINDS[name])
     on_gpu()
     torch.testing.assert_close(trajectory(KINDS[name]), alone, rtol=1e-8, atol=1e-10)
+
+
+def test_roots_are_made_together_unless_they_are_many(on_gpu):
+    def renewed():
+        """By step, how many of three covariances have another root than before."""
+        states = [torch.eye(4).repeat(2, 1, 1, 1) for _ in range(3)]
+        counts = []
+        for step in range(20):
+            for state in states:
+                state[1] = 0.0
+            matrices.renew_roots_(states, step)
+            counts.append(sum(bool(state[1].any()) for state in states))
+        return counts
+
+    in_turns = [1, 1, 1, *[0] * 7] * 2
+    assert sorted(renewed()) == sorted(in_turns)
+    on_gpu(roots_at_once=3 * 32)
+    assert renewed() == [3, *[0] * 9] * 2
+    on_gpu(roots_at_once=3 * 32 - 1)
+    assert sorted(renewed()) == sorted(in_turns)
 
 
 @pytest.mark.parametrize("name", ["WhitenedSGHMC", "AdaptedSGHMC"])
