@@ -73,7 +73,7 @@ class Segments:
     def mean_square(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Mean of x² over each tensor, (..., d) → (..., S), in ``dtype``, by default that of x."""
         if self._at_once(x, dtype):
-            return self.from_norms(self._norms(x, 2))
+            return self._sums(x.square()) / constant(self.lengths, x)
         # Norms, because they need no copy of x² the size of the model.
         norms = [_norm(piece, dtype or x.dtype) for piece in x.split(self.lengths, -1)]
         return self.from_norms(torch.stack(norms, -1))
@@ -82,20 +82,24 @@ class Segments:
         """Mean of x² over each tensor from its norm, (..., S)."""
         return norms.square() / constant(self.lengths, norms)
 
-    def mean(self, x: Tensor, dtype: torch.dtype | None = None, *, non_negative: bool = False) -> Tensor:
+    def mean(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Mean over each tensor, (..., d) → (..., S), in ``dtype``, by default that of x."""
-        if non_negative and self._at_once(x, dtype):
-            sums = self._norms(x, 1)
-            return sums / constant(self.lengths, sums)
+        if self._at_once(x, dtype):
+            return self._sums(x) / constant(self.lengths, x)
         return torch.stack([_mean(piece, dtype or x.dtype) for piece in x.split(self.lengths, -1)], -1)
 
     def _at_once(self, x: Tensor, dtype: torch.dtype | None) -> bool:
-        """Whether all pieces of all rows have their norms in one call."""
-        return waits_for_launches(x) and dtype in (None, x.dtype) and x.numel() <= _FEW_ROWS * self.total
+        """Whether the sums over all pieces of all rows are made in one call."""
+        fits = dtype in (None, x.dtype) and x.dtype in (torch.float32, torch.float64) and x.numel() > 0
+        known = x.device.type in ("cpu", "cuda")  # other devices may lack the operation
+        plain = not (torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()))
+        return fits and known and plain and waits_for_launches(x)
 
-    def _norms(self, x: Tensor, order: int) -> Tensor:
-        pieces = [piece for row in x.reshape(-1, self.total).unbind() for piece in row.split(self.lengths)]
-        return torch.stack(torch._foreach_norm(pieces, order)).view(*x.shape[:-1], len(self.lengths))
+    def _sums(self, x: Tensor) -> Tensor:
+        lengths = constant(self.lengths, torch.empty(0, dtype=torch.int64, device=x.device))
+        rows = x.reshape(-1)
+        lengths = lengths.repeat(len(rows) // self.total)
+        return torch.segment_reduce(rows, "sum", lengths=lengths, unsafe=True).view(*x.shape[:-1], len(self.lengths))
 
     def expand(self, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Each tensor's value (..., S) at its coordinates: (..., stop − start), or (..., 1) if one tensor has all."""
@@ -120,8 +124,6 @@ class Segments:
         return low
 
 
-# Rows of a buffer up to which all pieces have their norms in one call.
-_FEW_ROWS = 16
 # Coordinates that are copied in another dtype at a time.
 _CHUNK = 1 << 16
 

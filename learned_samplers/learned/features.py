@@ -304,7 +304,7 @@ class Scales:
         squares = [segments.mean_square(x).unsqueeze(-2) for x in (gradient, parameter)]
         self.mean_squares = torch.cat([*squares, segments.mean_square(averages[..., :k, :], gradient.dtype)], -2)
         if named.adaptive:  # what second moments are multiplied by before their logarithm
-            self.log_factors = 1 / (segments.mean(averages[..., k:, :], gradient.dtype, non_negative=True) + TINY)
+            self.log_factors = 1 / (segments.mean(averages[..., k:, :], gradient.dtype) + TINY)
 
     def with_momentum(self, momentum: Tensor) -> Scales:
         """These with another momentum (each of the two passes has its own)."""

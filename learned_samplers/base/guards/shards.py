@@ -179,7 +179,7 @@ class ShardSegment(Segments):
     def from_norms(self, norms: Tensor) -> Tensor:
         return summed(norms.square(), self._owner) / self.lengths[0]  # type: ignore[attr-defined]
 
-    def mean(self, x: Tensor, dtype: torch.dtype | None = None, *, non_negative: bool = False) -> Tensor:
+    def mean(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         return summed(x.sum(-1, keepdim=True, dtype=dtype), self._owner) / self.lengths[0]  # type: ignore[attr-defined]
 
     def expand(self, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
