@@ -195,6 +195,7 @@ def value_and_slopes(phi: Phi, rows: Sequence[Tensor], wanted: Sequence[int]) ->
         phi: with the leading axes of the rows, or none.
         rows: the network's inputs, (..., d) each.
     """
+    rows = [row.contiguous() for row in rows]  # one energy stands for a whole chain
     if kernel.takes(phi, rows):
         return kernel.value_and_slopes(phi, rows, wanted)
 

@@ -153,12 +153,12 @@ def value_and_slopes(phi: Layers, rows: Sequence[Tensor], wanted: Sequence[int])
 
     Args:
         phi: with the leading axes of the rows, or none.
-        rows: the network's inputs, (..., d) each.
+        rows: the network's inputs, (..., d) each, contiguous.
     """
     call = Call(slopes=len(wanted))
     call.slope_input[: len(wanted)] = wanted
     segments = Segments((rows[0].shape[-1],))
-    return _network(call, phi, [row.contiguous() for row in rows], segments).unbind()
+    return _network(call, phi, list(rows), segments).unbind()
 
 
 @np.errstate(all="ignore")

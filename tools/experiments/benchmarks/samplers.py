@@ -24,6 +24,7 @@ from learned_samplers import (
     KineticL2E,
     MetaSGMCMC,
     Sampler,
+    WhitenedSGHMC,
 )
 from learned_samplers.approximations import IVON
 from learned_samplers.learned.native.kernel import ENVIRONMENT_VARIABLE
@@ -45,6 +46,7 @@ SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
     "EntropyMCMC": lambda params: EntropyMCMC(params, LR, NUM_DATA, guide_variance=0.1),
     "MCLMC": lambda params: MCLMC(params, LR, NUM_DATA),
     "IVON": lambda params: IVON(params, 1e-3, NUM_DATA),
+    "WhitenedSGHMC": lambda params: WhitenedSGHMC(params, LR, NUM_DATA),
     "L2E": lambda params: L2E(params, LR, NUM_DATA),
     "L2E, network l2e": lambda params: L2E(params, LR, NUM_DATA, network="l2e"),
     "KineticL2E without the Hessian": lambda params: KineticL2E(params, LR, NUM_DATA, hessian="none"),

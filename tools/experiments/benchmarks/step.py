@@ -21,8 +21,8 @@ from meta_tasks.networks import architectures
 _SMALL = 16
 # After the name of a sampler that is timed without its compiled code.
 WITHOUT_CODE = ", without compiled code"
-# Steps after which a sampler has done all that it does: L2E's default weights decompose covariances now and then.
-PERIODS = {"L2E": ROOT_EVERY}
+# Steps after which a sampler has done all that it does: those that whiten decompose covariances in turns.
+PERIODS = {"L2E": ROOT_EVERY, "WhitenedSGHMC": ROOT_EVERY}
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,20 @@
 """The compiled network against torch in double precision: the step of L2E, values and slopes, members, threads."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from learned_samplers import L2E, KineticL2E, MetaSGMCMC
 from learned_samplers.base.matrices import flat_states, renew_roots_, state_lengths, update_covariances_
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import FEATURE_SETS, feature_set_named
 from learned_samplers.learned.kinetic import KineticSettings, l2e_kinetic_rule
 from learned_samplers.learned.l2e import L2ESettings, l2e_rule
 from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
+from learned_samplers.learned.native import kernel
 from learned_samplers.learned.native.kernel import CompiledChain, takes
 from learned_samplers.learned.network import (
     build_network,
@@ -273,6 +277,18 @@ def test_values_and_slopes_are_those_of_automatic_differentiation(hidden, leadin
                 # A unit that switches within a rounding of its input has one slope or the other.
                 off = (a.double() - b).abs() > 2e-5 * (1 + b.abs())
                 assert off.float().mean() <= 1e-3
+
+
+@pytest.mark.parametrize(
+    "sampler", [L2E, MetaSGMCMC, partial(KineticL2E, hessian="none")], ids=["l2e", "meta", "kinetic"]
+)
+def test_a_step_of_the_optimizer_runs_compiled_code(sampler, monkeypatch):
+    calls, run = [], kernel._network
+    monkeypatch.setattr(kernel, "_network", lambda *given, **how: calls.append(1) or run(*given, **how))
+    weight = torch.nn.Parameter(torch.randn(20, 30))
+    weight.grad = torch.randn(20, 30)
+    sampler([weight], lr=1e-3, num_data=100).step(lambda: torch.tensor(1.0))
+    assert calls
 
 
 @pytest.mark.parametrize("fault", [None, "energy", "noise", "network of another member", "a slope", "segments"])
