@@ -71,7 +71,7 @@ class L2ELinearRule(L2ERule):
         gated = not settings.normalise_output
         if not (0 <= sparsity <= 0.1) or (sparsity and gated):
             need = " where outputs are not normalised: no length is held" if gated else ""
-            raise ValueError(f"sparsity must be {'0' if gated else 'between 0 and .1'}{need}, got {sparsity}")
+            raise ValueError(f"sparsity must be {'0' if gated else 'between 0 and 0.1'}{need}, got {sparsity}")
         settings = replace(settings, gated=gated, alpha_scale=0.0)
         super().__init__(hidden=(), start=(feature, gain), tell_horizon=tell_horizon, settings=settings)
         named = feature_set_named(settings.feature_set)
