@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import prod
 from typing import Any
 
@@ -96,10 +96,14 @@ class Segments:
         return fits and known and plain and waits_for_launches(x)
 
     def _sums(self, x: Tensor) -> Tensor:
-        lengths = constant(self.lengths, torch.empty(0, dtype=torch.int64, device=x.device))
-        rows = x.reshape(-1)
-        lengths = lengths.repeat(len(rows) // self.total)
-        return torch.segment_reduce(rows, "sum", lengths=lengths, unsafe=True).view(*x.shape[:-1], len(self.lengths))
+        """Sums over each tensor in two launches: over pieces of it, each a block of threads, then of the pieces."""
+        like = torch.empty(0, dtype=torch.int64, device=x.device)
+        pieces = [(*[_PIECE] * (n // _PIECE), *([n % _PIECE] if n % _PIECE else [])) for n in self.lengths]
+        found = x.reshape(-1)
+        for lengths in (tuple(chain.from_iterable(pieces)), tuple(map(len, pieces))):
+            every = constant(lengths, like).repeat(x.numel() // self.total)
+            found = torch.segment_reduce(found, "sum", lengths=every, unsafe=True)
+        return found.view(*x.shape[:-1], len(self.lengths))
 
     def expand(self, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Each tensor's value (..., S) at its coordinates: (..., stop − start), or (..., 1) if one tensor has all."""
@@ -124,6 +128,8 @@ class Segments:
         return low
 
 
+# Coordinates that a block of threads adds up.
+_PIECE = 1 << 16
 # Coordinates that are copied in another dtype at a time.
 _CHUNK = 1 << 16
 

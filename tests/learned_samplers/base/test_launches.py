@@ -87,7 +87,9 @@ def test_tensors_of_several_precisions_go_apart(name, on_gpu):
     torch.testing.assert_close(moved(), alone, rtol=1e-4, atol=1e-6)
 
 
-def test_statistics_of_tensors_are_the_same(on_gpu):
+@pytest.mark.parametrize("piece", [1 << 16, 2])
+def test_statistics_of_tensors_are_the_same(piece, on_gpu, monkeypatch):
+    monkeypatch.setattr(segments, "_PIECE", piece)
     tensors = Segments((3, 5, 1))
     x = torch.randn(2, 9, dtype=torch.float64)
     values = torch.randn(2, 3, dtype=torch.float64)
