@@ -1,0 +1,255 @@
+"""The chains, their distances from HMC, and what each method reaches at each budget."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.distance.problems import PARTS, load, made_of
+from experiments.harness.options import DataOptions, RunOptions, at_least_one, each_once
+from experiments.harness.run_store import RunStore, fingerprint
+from experiments.harness.runs.methods import METHODS
+from experiments.harness.runs.minibatches import batches
+from experiments.harness.tuning import Choice, tune
+from learned_samplers import HMC, metrics
+from meta_tasks.progress import progress
+
+CHAINS = 4  # of HMC
+SHARES = (0.25, 0.5)
+EVERY = 5  # steps between states that predict
+UNTUNED = "AdaptedSGHMC(total_steps=), untuned"
+#: Rows of the table → the method of the harness.
+ROWS = {
+    "SGHMC": "SGHMC",
+    "BAOA": "BAOA",
+    "AdaptedSGHMC": "AdaptedWhitenedSGHMC",
+    "AdaptedSGHMC(warmup=L2E)": "AdaptedL2E",
+    UNTUNED: "AdaptedWhitenedSGHMC",
+    "L2E": "L2E",
+}
+#: Those whose one run a seed shows every budget.
+LONG = ("SGHMC", "BAOA", "L2E")
+
+
+@dataclass(frozen=True)
+class DistanceOptions(DataOptions, RunOptions):
+    """Gradients to HMC's predictions."""
+
+    # Posteriors: digits, concrete, fashion, digits_cold.
+    parts: tuple[str, ...] = ("digits", "concrete")
+    # Methods, by default all but L2E, which has no law.
+    rows: tuple[str, ...] = tuple(name for name in ROWS if name != "L2E")
+    # Gradients after which predictions are compared, in the place of the protocol's.
+    budgets: tuple[int, ...] | None = None
+    # Trajectories of each chain of HMC, in the place of the protocol's. (For trying the command.)
+    trajectories: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "trajectories")
+        for name, known in (("parts", PARTS), ("rows", ROWS)):
+            each_once(self, name)
+            if unknown := [each for each in getattr(self, name) if each not in known]:
+                raise ValueError(f"{name} must be of {'; '.join(known)}, got {', '.join(unknown)}")
+        if self.budgets is not None and (not self.budgets or min(self.budgets) < 4 * EVERY):
+            raise ValueError(f"budgets must be {4 * EVERY} or more each, got {self.budgets}")
+
+
+@dataclass(frozen=True, order=True)
+class Setting(Choice):
+    """A learning rate, and the share of the gradients so far that is burn-in."""
+
+    burn_in: float = 0.25
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What a row reaches at a budget: its best setting, distance and NLL of each seed."""
+
+    setting: Setting
+    distances: list[float]
+    nll: list[float]
+
+
+class Experiment:
+    """One posterior: HMC, then every row at every budget, kept in a folder of its own."""
+
+    def __init__(self, options: DistanceOptions, name: str) -> None:
+        self.options, self.name, self.problem = options, name, load(name, options.data)
+        part = self.problem.part
+        trajectories = part.hmc[2] if options.trajectories is None else options.trajectories
+        self.part = replace(part, budgets=tuple(sorted(options.budgets or part.budgets)))
+        self.hmc = (*part.hmc[:2], trajectories)
+        assert options.out is not None
+        data = fingerprint([*self.problem.train, *self.problem.test])
+        self.store = RunStore(options.out / name, data, fresh=options.fresh)
+
+    # ---------------------------------------------------------------- HMC
+
+    def chain(self, number: int) -> Tensor:
+        """The predictions of one chain of HMC, (T, K)."""
+        lr, leapfrog, trajectories = self.hmc
+        problem, name = self.problem, f"HMC_chain{number}"
+        what = made_of(self.part) | {"hmc": list(self.hmc), "chain": number}
+
+        def make() -> dict[str, Any]:
+            torch.manual_seed(1000 + number)
+            model, warmup = problem.network(), trajectories // 5
+            own: Any = {"leapfrog_steps": leapfrog, "adapt_steps": warmup, **problem.posterior}
+            sampler, total, states = HMC(model.parameters(), lr, problem.num_data, **own), 0.0, 0
+
+            def closure() -> Tensor:
+                sampler.zero_grad()
+                loss = problem.loss(model(problem.train[0]), problem.train[1])
+                loss.backward()
+                return loss.detach()
+
+            start = time.perf_counter()
+            for step in progress(range(1, trajectories + 1), desc=f"{self.name}, HMC, chain {number}", leave=False):
+                sampler.step(closure)
+                if step > warmup:
+                    total, states = total + problem.predict(model), states + 1
+            self.store.write_tensors(name, "predictions", {"test": total / states})
+            return {"acceptance_rate": sampler.acceptance_rate, "seconds": time.perf_counter() - start}
+
+        self.store.run(name, what, make)
+        return self.store.read_tensors(name, "predictions")["test"]
+
+    def truth(self) -> tuple[Tensor, list[float], list[float]]:
+        """HMC's predictions, and of each chain its distance from the average of the others, and its NLL."""
+        chains = torch.stack([self.chain(number) for number in range(CHAINS)])
+        total = chains.sum(0)
+        others = [(total - chain) / (CHAINS - 1) for chain in chains]
+        own = [metrics.total_variation(chain, rest) for chain, rest in zip(chains, others)]
+        return total / CHAINS, own, [metrics.nll(chain, self.problem.test[1]) for chain in chains]
+
+    # ---------------------------------------------------------------- the others
+
+    def run(self, row: str, lr: float, warmup: float, seed: int, steps: int) -> dict[str, Tensor] | None:
+        """Sums of predictions over a run's states up to each of its marks, by the mark; None if it diverged.
+
+        Args:
+            warmup: share of the run in which a method warms up that does.
+        """
+        method, problem = METHODS[ROWS[row]], self.problem
+        budgets = [b for b in self.part.budgets if b <= steps] if row in LONG else [steps]
+        marks = sorted({*budgets, *(_first(b, share) for b in budgets for share in (*SHARES, warmup))})
+        settings = replace(self.part.settings, burn_in=warmup)
+        name = f"{ROWS[row]}_lr{lr:g}_w{warmup:g}_steps{steps}_seed{seed}"
+        what = made_of(self.part) | {"lr": lr, "warmup": warmup, "seed": seed, "marks": marks, "every": EVERY}
+
+        def make() -> dict[str, Any]:
+            torch.manual_seed(seed)
+            model = problem.network()
+            plan = method.plan(settings, lr, problem.num_data, steps)
+            sampler = method.build([{"params": list(model.parameters())}], plan)
+            own = torch.Generator().manual_seed(2**32 + seed)
+            x, y = problem.train
+            rows = batches(problem.num_data, settings.batch_size, x.device, own)
+            total = torch.zeros(len(problem.test[1]), problem.predict(model).shape[1], dtype=torch.float64)
+            sums, start = {}, time.perf_counter()
+            for step, index in zip(progress(range(1, steps + 1), desc=f"{self.name}, {name}", leave=False), rows):
+                sampler.zero_grad()
+                problem.loss(model(x[index]), y[index]).backward()
+                try:
+                    sampler.step()
+                except FloatingPointError as error:
+                    return {"diverged": str(error)}
+                if step % EVERY == 0:
+                    total += problem.predict(model)
+                if step in marks:
+                    sums[str(step)] = total.clone()
+            if not total.isfinite().all():
+                return {"diverged": "predictions that are not finite"}
+            self.store.write_tensors(name, "predictions", sums)
+            return {"diverged": None, "seconds": time.perf_counter() - start}
+
+        found = self.store.run(name, what, make)
+        return None if found["diverged"] else self.store.read_tensors(name, "predictions")
+
+    def predictions(self, row: str, setting: Setting, seed: int, budget: int) -> Tensor | None:
+        """The average over the states after burn-in, of the first ``budget`` gradients."""
+        warmup = setting.burn_in if row == UNTUNED else SHARES[0]
+        steps = max(self.part.budgets) if row in LONG else budget
+        if (sums := self.run(row, setting.lr, warmup, seed, steps)) is None:
+            return None
+        first = _first(budget, setting.burn_in)
+        return (sums[str(budget)] - sums[str(first)]) / (budget // EVERY - first // EVERY)
+
+    def reached(self, row: str, budget: int, truth: Tensor) -> Reached | None:
+        """The best setting of a row at a budget; None if all diverged."""
+
+        def distance(found: Tensor | None) -> float | None:
+            return None if found is None else metrics.total_variation(found, truth)
+
+        rates = (METHODS["L2E"].rate(self.part.settings),) if row == "L2E" else self.part.rates[row not in LONG]
+        choices = [Setting(0.003, 0.8)]
+        if row != UNTUNED:
+            choices = [Setting(lr, share) for lr, share in itertools.product(rates, SHARES)]
+        seeds = self.options.seed_list()
+        try:
+            tuning = tune(
+                *(choices, lambda setting, seed: self.predictions(row, setting, seed, budget), distance),
+                seeds=seeds,
+                extensions=0 if len({c.lr for c in choices}) == 1 else 2,
+            )
+        except RuntimeError:
+            return None
+        best = [p for p in tuning.trials[tuning.chosen] if p is not None]
+        nll = [metrics.nll(p, self.problem.test[1]) for p in best]
+        return Reached(tuning.chosen, [metrics.total_variation(p, truth) for p in best], nll)
+
+    def all(self) -> Iterator[dict[str, Any]]:
+        """HMC's own distances and what every row reaches, after each row: as JSON takes it."""
+        truth, own, nll = self.truth()
+        target = 1.1 * statistics.fmean(own)
+        found: dict[str, Any] = {"hmc": {"distances": own, "nll": nll}, "target": target, "rows": {}}
+        for row in self.options.rows:
+            curve: dict[int, Reached] = {}
+            for budget in self.part.budgets:
+                reached = self.reached(row, budget, truth)
+                if reached is None:
+                    continue
+                curve[budget] = reached
+                found["rows"][row] = {"budgets": {b: _numbers(r) for b, r in curve.items()}}
+                found["rows"][row]["gradients"] = gradients_to(
+                    target, {b: statistics.fmean(r.distances) for b, r in curve.items()}
+                )
+                yield found
+                if found["rows"][row]["gradients"] is not None:
+                    break
+
+
+def _first(budget: int, share: float) -> int:
+    """Gradients of the burn-in, in whole states."""
+    return int(share * budget) // EVERY * EVERY
+
+
+def _numbers(reached: Reached) -> dict[str, Any]:
+    setting = reached.setting
+    return {"lr": setting.lr, "burn_in": setting.burn_in, "distances": reached.distances, "nll": reached.nll}
+
+
+def gradients_to(target: float, curve: dict[int, float]) -> float | None:
+    """Gradients at which a curve, budget → distance, is first at the target; None if it never is.
+
+    Between two budgets the logarithm of the distance is linear in that of the gradients; a curve that begins below the
+    target has the smallest budget.
+    """
+    before: tuple[int, float] | None = None
+    for budget, distance in sorted(curve.items()):
+        if distance <= target:
+            if before is None:
+                return float(budget)
+            share = math.log(before[1] / target) / math.log(before[1] / distance)
+            return before[0] * (budget / before[0]) ** share
+        before = budget, distance
+    return None
