@@ -13,68 +13,24 @@ from learned_samplers.base import sharding, validation
 from learned_samplers.base.group_keys import SamplerOptions, momentum_as_decay
 from learned_samplers.base.guards.precision import MASTER, has_master, working_dtype
 from learned_samplers.base.guards.side_by_side import is_stacked
-from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
+from learned_samplers.base.operations import FOREACH, FUNCTIONAL, scalar_sqrt
 from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs
-from learned_samplers.classical.baoa import baoa_rule
+from learned_samplers.classical.adapted_rule import INTEGRATORS, adapted_rule
 from learned_samplers.classical.cyclical import cycle_of
 from learned_samplers.classical.mass import MASSES
-from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.classical.warmup import MakeOptimizer, WarmUp, sampling_group, second_moment
 from learned_samplers.classical.whitened import WhitenedSGHMC
 
 #: Where a budget alone is given: what explores, and for which share of it, settling included.
 WARMUP, WARMUP_SHARE = partial(WhitenedSGHMC, lr=0.002), 0.8
+#: The smallest such budget: a mass of fewer than ten gradients says nothing, and is frozen for good.
+LEAST_BUDGET = 13
 #: Share of the warm-up in which the chain settles, by its mass: a diagonal one that was measured at a mode is too bold.
 SETTLING_SHARE = {"diagonal": 0.25, "matrix": 0.1}
 #: As so many gradients all of an exploration counts when settling begins: at its end they may all but have vanished.
 REMEMBERED = 20
-#: The rules that a mass can be given to, by the name of the integrator.
-INTEGRATORS = {"baoa": baoa_rule, "semi_implicit": sghmc_rule}
-
-
-def adapted_rule(
-    parameter: Any,
-    gradient: Any,
-    noise: Any,
-    momentum: Any,
-    state: Any,
-    *,
-    num_data: Any,
-    prior_precision: Any,
-    momentum_decay: Any,
-    floor: Any = 0.0,
-    rate: Any = None,
-    freezes: bool = False,
-    integrator: str = "baoa",
-    mass: str = "diagonal",
-    ops: Operations = FUNCTIONAL,
-    **settings: Any,
-) -> tuple[Any, Any, Any]:
-    """One step of `AdaptedSGHMC` that is none of its warm-up, as a pure function, with any leading batch axes.
-
-    It is `baoa_rule` or `sghmc_rule` in the coordinates φ = S⁻¹·θ, where the gradient is S·ĝ, ĝ = g + λθ/N, and θ moves
-    by S times φ's movement: the law exp(−U/T − ‖r‖²/2T) is the integrator's for any S that does not depend on θ.
-
-    Args:
-        parameter, gradient, noise, momentum: as for these rules.
-        state: of the mass: S, or where it is still measured what `Mass.measure` gives. A mass of matrices must have
-            been renewed (`Mass.freeze`) by the caller; and there are no batch axes, for a tensor is one matrix.
-        rate: weight of this gradient in the mass; None where it is frozen.
-        freezes: return S in the place of the state.
-        settings: lr and temperature. A tensor as ``momentum_decay`` is a friction for each coordinate (not in the form
-            for lists, which have no arithmetic).
-    """
-    kind, frozen = MASSES[mass], state
-    if rate is not None:
-        state = kind.measure(state, gradient, rate, ops)
-        frozen = kind.freeze(state, ops, momentum_decay=momentum_decay, floor=floor, moment=not freezes)
-    pushed = kind.apply(ops.combine(gradient, parameter, prior_precision / num_data), frozen, ops)
-    still = ops.map(torch.zeros_like, parameter)
-    settings |= {"num_data": num_data, "momentum_decay": momentum_decay, "prior_precision": 0.0, "ops": ops}
-    moved, momentum = INTEGRATORS[integrator](still, pushed, noise, momentum, **settings)
-    return ops.add(parameter, kind.apply(moved, frozen, ops)), momentum, frozen if freezes else state
 
 
 def _settling_share(given: dict[str, Any]) -> float:
@@ -147,8 +103,9 @@ class AdaptedSGHMC(Sampler):
             `SGHMC`.
         lr: of the chain: Adam's learning rate. Without a warm-up begin with the one that trains the network.
         total_steps: the budget. It stands for the two next ones: W is four fifths of it (of a cycle, where there are
-            cycles), and `WhitenedSGHMC` explores, at lr 0.002. `thinning` is then known, too.
-        warmup_steps: W.
+            cycles), and `WhitenedSGHMC` explores, at lr 0.002. `thinning` is then known, too. At least 13 (a cycle,
+            too), so that the mass is that of ten gradients.
+        warmup_steps: W. A mass of a few gradients is a bad one, which slows the chain; its law is the same.
         warmup: None, or what makes an optimizer of parameter groups: the class of a sampler that needs nothing but
             gradients (`WhitenedSGHMC`, `L2E`, ...), a ``functools.partial`` of one, or any callable, as
             ``lambda groups: torch.optim.AdamW(groups, lr=0.001)``. It has its own lr. A class of samplers gets
@@ -220,14 +177,15 @@ class AdaptedSGHMC(Sampler):
             raise TypeError(f"warmup must be None or make an optimizer of parameter groups, got {warmup!r:.60}")
         self.total_steps = given.pop("total_steps")
         if total_steps is not None:
-            validation.integer("total_steps", total_steps, least=2)
+            validation.integer("total_steps", total_steps)
             warmup = WARMUP if warmup is None else warmup
         run = total_steps if cycle_length is None else cycle_length
         if warmup_steps is None:
             if run is None:
                 raise ValueError("warmup_steps or total_steps must be given, got neither")
-            validation.integer("cycle_length" if cycle_length is not None else "total_steps", run, least=2)
-            given["warmup_steps"] = max(1, int(WARMUP_SHARE * run))
+            name = "total_steps" if cycle_length is None else "cycle_length"
+            validation.integer(name, run, least=LEAST_BUDGET)
+            given["warmup_steps"] = int(WARMUP_SHARE * run)
         elif total_steps is not None:
             validation.integer("warmup_steps", warmup_steps)
             if warmup_steps >= total_steps:

@@ -12,7 +12,7 @@ import torch
 from scipy.linalg import solve_discrete_lyapunov
 
 from learned_samplers import L2E, SGHMC, SGLD, AdaptedSGHMC, PosteriorSamples, WhitenedSGHMC
-from learned_samplers.classical.adapted import adapted_rule
+from learned_samplers.classical.adapted_rule import adapted_rule
 from tests.harness import closure_for, flat, same, sghmc_variance, small_network
 
 N = 100

@@ -13,7 +13,7 @@ from scipy.linalg import solve_discrete_lyapunov
 from learned_samplers import AdaptedSGHMC, WhitenedSGHMC, check_sampler
 from learned_samplers.base import matrices
 from learned_samplers.classical import mass
-from learned_samplers.classical.adapted import adapted_rule
+from learned_samplers.classical.adapted_rule import adapted_rule
 from learned_samplers.classical.mass import MASSES
 from tests.harness import closure_for, flat, same, small_network
 
