@@ -23,6 +23,7 @@ from learned_samplers import HMC, metrics
 from meta_tasks.progress import progress
 
 CHAINS = 4  # of HMC
+STATES = 100  # of a chain of HMC, whose predictions set the target
 SHARES = (0.25, 0.5)
 EVERY = 5  # steps between states that predict
 UNTUNED = "AdaptedSGHMC(total_steps=), untuned"
@@ -94,17 +95,19 @@ class Experiment:
 
     # ---------------------------------------------------------------- HMC
 
-    def chain(self, number: int) -> Tensor:
-        """The predictions of one chain of HMC, (T, K)."""
+    def chain(self, number: int) -> tuple[Tensor, Tensor]:
+        """The predictions of one chain of HMC, (T, K): of all its states, and of 100 evenly spaced ones."""
         lr, leapfrog, trajectories = self.hmc
         problem, name = self.problem, f"HMC_chain{number}"
-        what = made_of(self.part) | {"hmc": list(self.hmc), "chain": number}
+        what = made_of(self.part) | {"hmc": list(self.hmc), "chain": number, "states": STATES}
 
         def make() -> dict[str, Any]:
             torch.manual_seed(1000 + number)
             model, warmup = problem.network(), trajectories // 5
             own: Any = {"leapfrog_steps": leapfrog, "adapt_steps": warmup, **problem.posterior}
-            sampler, total, states = HMC(model.parameters(), lr, problem.num_data, **own), 0.0, 0
+            sampler = HMC(model.parameters(), lr, problem.num_data, **own)
+            chosen = {warmup + round((k + 1) * (trajectories - warmup) / STATES) for k in range(STATES)} - {warmup}
+            every, few = torch.zeros(()).double(), torch.zeros(()).double()
 
             def closure() -> Tensor:
                 sampler.zero_grad()
@@ -116,20 +119,29 @@ class Experiment:
             for step in progress(range(1, trajectories + 1), desc=f"{self.name}, HMC, chain {number}", leave=False):
                 sampler.step(closure)
                 if step > warmup:
-                    total, states = total + problem.predict(model), states + 1
-            self.store.write_tensors(name, "predictions", {"test": total / states})
+                    found = problem.predict(model)
+                    every = every + found
+                    few = few + found * (step in chosen)
+            averages = {"test": every / (trajectories - warmup), "few": few / len(chosen)}
+            self.store.write_tensors(name, "predictions", averages)
             return {"acceptance_rate": sampler.acceptance_rate, "seconds": time.perf_counter() - start}
 
         self.store.run(name, what, make)
-        return self.store.read_tensors(name, "predictions")["test"]
+        known = self.store.read_tensors(name, "predictions")
+        return known["test"], known["few"]
 
-    def truth(self) -> tuple[Tensor, list[float], list[float]]:
-        """HMC's predictions, and of each chain its distance from the average of the others, and its NLL."""
-        chains = torch.stack([self.chain(number) for number in range(CHAINS)])
-        total = chains.sum(0)
-        others = [(total - chain) / (CHAINS - 1) for chain in chains]
-        own = [metrics.total_variation(chain, rest) for chain, rest in zip(chains, others)]
-        return total / CHAINS, own, [metrics.nll(chain, self.problem.test[1]) for chain in chains]
+    def truth(self) -> tuple[Tensor, dict[str, list[float]]]:
+        """HMC's predictions; of each chain the distances of 100 states, "distances", and of all, "all_states", from the
+        average of the others, and its "nll"."""
+        chains = [self.chain(number) for number in range(CHAINS)]
+        total = torch.stack([every for every, _ in chains]).sum(0)
+        own: dict[str, list[float]] = {"distances": [], "all_states": [], "nll": []}
+        for every, few in chains:
+            others = (total - every) / (CHAINS - 1)
+            own["distances"].append(metrics.total_variation(few, others))
+            own["all_states"].append(metrics.total_variation(every, others))
+            own["nll"].append(metrics.nll(every, self.problem.test[1]))
+        return total / CHAINS, own
 
     # ---------------------------------------------------------------- the others
 
@@ -209,9 +221,9 @@ class Experiment:
 
     def all(self) -> Iterator[dict[str, Any]]:
         """HMC's own distances and what every row reaches, after each row: as JSON takes it."""
-        truth, own, nll = self.truth()
-        target = 1.1 * statistics.fmean(own)
-        found: dict[str, Any] = {"hmc": {"distances": own, "nll": nll}, "target": target, "rows": {}}
+        truth, own = self.truth()
+        target = 1.1 * statistics.fmean(own["distances"])
+        found: dict[str, Any] = {"hmc": own, "target": target, "rows": {}}
         for row in self.options.rows:
             curve: dict[int, Reached] = {}
             for budget in self.part.budgets:

@@ -45,11 +45,11 @@ _ADAPTED = (0.002, 0.005, 0.01, 0.02)
 PARTS = {
     "digits": Part(
         Settings(model="mlp", hidden=(50,), temperature=1.0, prior_precision=3.0),
-        *((0.03, 30, 2400), ((0.02, 0.05, 0.1, 0.2), _ADAPTED)),
+        *((0.03, 30, 1200), ((0.02, 0.05, 0.1, 0.2), _ADAPTED)),
     ),
     "concrete": Part(
         Settings(temperature=1.0, prior_precision=1.0),
-        *((0.003, 30, 2400), ((0.005, 0.01, 0.02, 0.05), _ADAPTED)),
+        *((0.003, 30, 1200), ((0.005, 0.01, 0.02, 0.05), _ADAPTED)),
         regression="concrete",
     ),
     "fashion": Part(
@@ -65,7 +65,7 @@ PARTS = {
             *("digits",),
             **dict(model="mlp", hidden=(64, 64, 64), activation="silu", batch_size=32, validation=200),
         ),
-        *((0.03, 30, 1000), ((0.01, 0.02, 0.05, 0.1), (0.001, 0.002, 0.005, 0.01))),
+        *((0.03, 30, 1200), ((0.01, 0.02, 0.05, 0.1), (0.001, 0.002, 0.005, 0.01))),
         budgets=(2000,),
     ),
 }

@@ -38,8 +38,9 @@ def _one(part: Mapping[str, Any]) -> str:
     order = ["method", *(f"{budget:,}" for budget in budgets), "gradients", "test NLL"]
     every = rectangular(rows)
     text = markdown([{heading: row[heading] for heading in order if heading in row} for row in every])
-    chains = spread(own["distances"], 4)
-    return f"HMC's own chains {chains}, the target {part['target']:.4f} (total variation).\n\n{text}"
+    few, every = spread(own["distances"], 4), spread(own["all_states"], 4)
+    said = f"100 states of a chain of HMC are {few} from the other chains (all its states {every})"
+    return f"{said}; the target is {part['target']:.4f}.\n\n{text}"
 
 
 def figure(found: Found, path: Path) -> None:
@@ -58,7 +59,7 @@ def figure(found: Found, path: Path) -> None:
             budgets = [int(budget) for budget in row["budgets"]]
             values = [numbers["distances"] for numbers in row["budgets"].values()]
             band(ax, budgets, list(zip(*values)), looks[name], marker="o", markersize=3)
-        ax.axhline(part["target"], color="0.3", linestyle=":", label="target: 1.1 × HMC's own chains")
+        ax.axhline(part["target"], color="0.3", linestyle=":", label="target: 1.1 × 100 states of HMC")
         low = min(part["target"], *(min(n["distances"]) for r in part["rows"].values() for n in r["budgets"].values()))
         ax.set_ylim(bottom=10 ** (math.log10(low) - 0.08))
         grid_lines(ax)
