@@ -37,7 +37,9 @@ def nearest(lr: float) -> int:
 
 
 def rates_around(lr: float, count: int) -> list[float]:
-    """``count`` values of the series around a method's own learning rate."""
+    """``count`` values of the series around a method's own learning rate; a single one is that itself."""
+    if count == 1:
+        return [lr]
     centre = nearest(lr)
     return [series(centre + offset) for offset in range(-(count // 2), count - count // 2)]
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 def test_the_series_and_what_is_around_a_rate():
     assert [series(index) for index in range(-4, 4)] == [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10]
     assert rates_around(0.05, 6) == [0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
-    assert rates_around(0.05, 1) == [0.05]
+    assert rates_around(0.003, 1) == [0.003]
 
 
 @hypothesis_settings(deadline=None)
