@@ -195,12 +195,19 @@ class IVON(Sampler):
 
     def precisions(self, group: dict[str, Any], p: Tensor) -> Tensor:
         """1/σ² = (N/T)·(h + λ/N) of each coordinate of a parameter."""
+        return self._precisions(group, [p])[0]
+
+    def _precisions(self, group: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
+        if not params:
+            return []
         num_data, prior = as_number(group["num_data"]), as_number(group["prior_precision"])
         temperature = as_number(group["temperature"])
         # Not kept: a state dict with half of the state of a parameter that never gets a gradient would not load.
-        known = self.state.get(p, {})
-        hessian = known["hessian"] if "hessian" in known else self.initial_state(group, p, "hessian")
-        return (hessian * (num_data / temperature)).add_(prior / temperature)
+        known = [self.state.get(p, {}).get("hessian") for p in params]
+        hessians = [self.initial_state(group, p, "hessian") if h is None else h for p, h in zip(params, known)]
+        found = list(torch._foreach_mul(hessians, num_data / temperature))
+        torch._foreach_add_(found, prior / temperature)
+        return found
 
     @contextmanager
     def sampled_params(self) -> Iterator[None]:
@@ -221,8 +228,12 @@ class IVON(Sampler):
         self._inside = True
         try:
             with torch.no_grad():
-                for p, group in groups.items():
-                    p.addcdiv_(draw(p), self.precisions(group, p).sqrt_())
+                for group in self.param_groups:
+                    if own := [p for p in group["params"] if p.requires_grad]:
+                        deviations = self._precisions(group, own)
+                        torch._foreach_sqrt_(deviations)
+                        torch._foreach_addcdiv_(own, [draw(p) for p in own], deviations)
+                for p in groups:
                     p.grad = None
             yield
             if any(p.grad is not None for p in groups):
@@ -235,8 +246,9 @@ class IVON(Sampler):
         finally:
             self._inside = False
             with torch.no_grad(), putting_back(self):
-                for p, mean in means.items():
-                    p.copy_(mean)
+                if means:
+                    torch._foreach_copy_([*means], [*means.values()])
+                for p in means:
                     p.grad = kept[p]
 
     @torch.no_grad()
@@ -249,18 +261,22 @@ class IVON(Sampler):
         self._require_untouched(before)
         gradients: dict[Tensor, Tensor | None] = {p: p.grad for p in groups}
         hessians = dict(pending.hessians)
-        for p, group in groups.items():
+        for p in groups:
             earlier = before[p] if pending.count else None
             if p.grad is None:  # as a gradient of zero in this draw
                 if earlier is not None:
                     gradients[p] = earlier * (pending.count / (pending.count + 1))
-                continue
-            estimate = self.precisions(group, p).mul_(p - means[p]).mul_(p.grad)
-            hessians[p] = hessians[p] + estimate if p in hessians else estimate
-            if earlier is not None:
+            elif earlier is not None:
                 gradients[p] = earlier + (p.grad - earlier) / (pending.count + 1)
             elif pending.count:
                 gradients[p] = p.grad / (pending.count + 1)
+        for group in self.param_groups:
+            if own := [p for p in group["params"] if p in groups and p.grad is not None]:
+                estimates = self._precisions(group, own)
+                torch._foreach_mul_(estimates, torch._foreach_sub(own, [means[p] for p in own]))
+                torch._foreach_mul_(estimates, [p.grad for p in own])
+                for p, estimate in zip(own, estimates, strict=True):
+                    hessians[p] = hessians[p] + estimate if p in hessians else estimate
         found = {p: gradient for p, gradient in gradients.items() if gradient is not None}
         kept = {p: (g, g._version, norm) for (p, g), norm in zip(found.items(), norms([*found.values()]), strict=True)}
         self._pending = _Draws(pending.count + 1, hessians, kept)
@@ -320,7 +336,9 @@ class IVON(Sampler):
         for inputs in groups:
             if any(p not in pending.hessians for p in inputs.params):
                 raise RuntimeError(_OUTSIDE)
-            estimates = [pending.hessians[p] / pending.count for p in inputs.params]
+            estimates = [pending.hessians[p] for p in inputs.params]
+            if pending.count > 1:
+                estimates = [estimate / pending.count for estimate in estimates]
             inputs.per_parameter["hessian_estimate"] = estimates
             if not all(map(math.isfinite, norms(estimates))) and not all(one.isfinite().all() for one in estimates):
                 raise FloatingPointError("the curvature that the draws measured is not finite; nothing was changed")
