@@ -406,7 +406,11 @@ def _location_and_scale(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """So many threads of torch within it: for small networks several wait for each other."""
+    """So many threads of torch within it: for small networks several wait for each other.
+
+    glibc returns memory to the system, and gets it back page by page at each step, until a large block was freed.
+    """
+    torch.empty(2**25 - 2**16, dtype=torch.uint8)
     before = torch.get_num_threads()
     torch.set_num_threads(before if count is None else count)
     try:

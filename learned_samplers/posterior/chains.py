@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.func import functional_call
 
 from learned_samplers.base import validation
@@ -105,14 +106,15 @@ class Chains(nn.Module):
         self.count = len(networks)
         self._network = [copy.deepcopy(first).to("meta")]  # in a list: its weights are not this module's
         self._plan = _plan(first)
+        self._sequence = _sequence(self._plan or [], self.names)
         self.separate = separate
         stacks = [torch.stack([own[name].detach() for own in named]) for name in self.names]
         #: A tensor a name, or with ``separate`` the tensors of the first name, chain after chain, then of the next.
         self.tensors = nn.ParameterList([x.clone() for each in stacks for x in each] if separate else stacks)
-        self._mark()
-        self.register_load_state_dict_post_hook(Chains._mark)  # after assign=True they are other tensors
         for position, stack in enumerate(stacks):
             self.register_buffer(f"scale_{position}", torch.ones_like(stack))
+        self._mark()
+        self.register_load_state_dict_post_hook(Chains._mark)  # after assign=True they are other tensors
         self.shared_names = list(shared[0])
         for position, tensor in enumerate(shared[0].values()):
             self.register_buffer(f"shared_{position}", tensor.detach().clone())
@@ -124,6 +126,10 @@ class Chains(nn.Module):
     def weights(self) -> Tensors:
         """θ of all chains by the name in one network, each of shape (K, ...)."""
         return {name: p * s for name, p, s in zip(self.names, self._stacks(), self._scales(), strict=True)}
+
+    def _theta(self) -> Tensors:
+        """:meth:`weights`, which may be the parameters themselves."""
+        return self.weights() if self._scaled else dict(zip(self.names, self._stacks(), strict=True))
 
     def _stacks(self) -> list[Tensor]:
         """φ by the position of the name, each of shape (K, ...)."""
@@ -138,13 +144,14 @@ class Chains(nn.Module):
 
     def _mark(self, *loaded: Any) -> None:
         side_by_side.mark(self.tensors, "separate" if self.separate else "stacked")
+        self._scaled = not all(bool((scale == 1).all()) for scale in self._scales())
 
     def _scales(self) -> list[Tensor]:
         return [self.get_buffer(f"scale_{position}") for position in range(len(self.names))]
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """The outputs of all networks for the same inputs, with a leading axis of K."""
-        weights = self.weights()
+        weights = self._theta()
         simple = self._plan is not None and len(inputs) == 1 and isinstance(inputs[0], Tensor) and not keywords
         if simple and (inputs[0].dim() == 2 or not any(isinstance(layer, tuple) for layer in self._plan or ())):
             return self._products(weights, inputs[0])
@@ -159,6 +166,9 @@ class Chains(nn.Module):
     def _products(self, weights: Tensors, x: Tensor) -> Tensor:
         """The forward of linear layers and activations as batched matrix products."""
         h = x.reshape(-1, x.shape[-1]).expand(self.count, -1, -1)
+        if self._sequence and _is_plain(h, *weights.values()):
+            h = _Sequence.apply(self._sequence, h, *weights.values())
+            return h if x.dim() == 2 else h.reshape(self.count, *x.shape[:-1], h.shape[-1])
         for layer in self._plan or ():
             if isinstance(layer, tuple):
                 name, other = layer
@@ -181,8 +191,8 @@ class Chains(nn.Module):
 
     def prior_energy(self) -> Tensor:
         """½λ‖θ‖² of each chain, (K,)."""
-        squares = [w.square().reshape(self.count, -1).sum(1) for w in self.weights().values()]
-        return 0.5 * self.get_buffer("prior_precision") * torch.stack(squares).sum(0)
+        weights = torch.cat([w.reshape(self.count, -1) for w in self._theta().values()], 1)
+        return 0.5 * self.get_buffer("prior_precision") * weights.square().sum(1)
 
     @torch.no_grad()
     def precondition(self, scales: Mapping[str, Tensor]) -> None:
@@ -214,6 +224,7 @@ class Chains(nn.Module):
             for chain, parameter in enumerate(self.tensors[position * count : (position + 1) * count]):
                 parameter.mul_(factor[chain] if self.separate else factor)
             old.copy_(new)
+        self._mark()
 
     def split(self, samples: SampleCollection) -> SampleCollection:
         """The samples of these chains as a collection of *one* network that knows which chain each is from.
@@ -281,49 +292,106 @@ def _plan(network: nn.Module) -> list[Any] | None:
     plan: list[Any] = []
     for name, layer in network.named_children():
         pointwise = type(layer) in POINTWISE
-        if type(layer) is nn.Tanh:
-            layer = _Tanh()
         other = copy.deepcopy(layer) if pointwise else (name, copy.deepcopy(layer).to("meta"))
         plan.append(name if type(layer) is nn.Linear else other)
     return plan
 
 
+def _sequence(plan: Sequence[Any], names: Sequence[str]) -> list[Any] | None:
+    """The plan of `_Sequence`, if it is one for it: linear layers, and tanh or ReLU after each."""
+    found: list[Any] = []
+    for layer in plan:
+        activation = type(layer) in (nn.Tanh, nn.ReLU)
+        if not isinstance(layer, str) and not (activation and found and isinstance(found[-1], int)):
+            return None
+        found.append(type(layer) if activation else 1 + (f"{layer}.bias" in names))
+    return found
+
+
+def _is_plain(*tensors: Tensor) -> bool:
+    """Whether these are tensors of a CPU of one precision, of which no transform, compiler or autocast makes others."""
+    first = tensors[0]
+    return (
+        first.dtype in (torch.float32, torch.float64)
+        and all(t.is_cpu and t.dtype is first.dtype for t in tensors)
+        and not (torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
+        and torch._C._functorch.maybe_current_level() is None
+        and forward_ad._current_level < 0
+    )
+
+
+class _Sequence(torch.autograd.Function):
+    """Linear layers with tanh or ReLU between them, of all chains: a gradient by hand, in place, where no graph is asked.
+
+    ``plan`` holds for each layer how many tensors it has (1 or 2: a bias) or the activation's type.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, plan: Sequence[Any], x: Tensor, *weights: Tensor) -> Tensor:
+        h, rest, kept = x, list(weights), list[Tensor]()
+        for layer in plan:
+            if isinstance(layer, int):
+                weight, *bias = (rest.pop(0) for _ in range(layer))
+                kept.append(h)
+                h = torch.baddbmm(bias[0][:, None], h, weight.mT) if bias else torch.bmm(h, weight.mT)
+            else:
+                h = h.clamp_(min=0) if layer is nn.ReLU else _tanh_(h)
+                kept.append(h)
+        ctx.plan, ctx.count = plan, len(weights)
+        ctx.save_for_backward(x, *weights, *kept)
+        return h
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, saved = ctx.saved_tensors[0], ctx.saved_tensors[1:]
+        weights, kept = saved[: ctx.count], list(saved[ctx.count :])
+        if torch.is_grad_enabled():  # with create_graph
+            wanted = [t for t, needed in zip((x, *weights), ctx.needs_input_grad[1:], strict=True) if needed]
+            found = iter(torch.autograd.grad(_layers(ctx.plan, x, *weights), wanted, gradient, create_graph=True))
+            return None, *(next(found) if needed else None for needed in ctx.needs_input_grad[1:])
+        found, rest = [], list(weights)
+        for place in range(len(ctx.plan) - 1, -1, -1):
+            layer, h = ctx.plan[place], kept.pop()
+            if isinstance(layer, int):
+                weight, *bias = reversed([rest.pop() for _ in range(layer)])
+                found += [gradient.sum(1)] if bias else []
+                wide = gradient.shape[-1] > h.shape[-1]  # a product whose result is tall takes several times as long
+                found.append(torch.bmm(h.mT, gradient).mT if wide else torch.bmm(gradient.mT, h))
+                if place or ctx.needs_input_grad[1]:
+                    gradient = torch.bmm(gradient, weight)
+            elif layer is nn.ReLU:
+                gradient = torch.ops.aten.threshold_backward(gradient, h, 0)
+            else:
+                gradient = torch.ops.aten.tanh_backward(gradient, h)
+        return None, gradient if ctx.needs_input_grad[1] else None, *reversed(found)
+
+
+def _layers(plan: Sequence[Any], h: Tensor, *weights: Tensor) -> Tensor:
+    """What `_Sequence` computes, as autograd sees it."""
+    rest = list(weights)
+    for layer in plan:
+        if isinstance(layer, int):
+            weight, *bias = (rest.pop(0) for _ in range(layer))
+            h = torch.baddbmm(bias[0][:, None], h, weight.mT) if bias else torch.bmm(h, weight.mT)
+        else:
+            h = h.relu() if layer is nn.ReLU else h.tanh()
+    return h
+
+
 #: Up to here tanh x is x to 10⁻⁷.
 _NEAR = 0.006
+_PIECE = 2**16
 
 
-class _Tanh(nn.Module):
-    """tanh by way of the sigmoid, to 2·10⁻⁷: on a CPU torch computes that faster, in single precision."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _TanhBySigmoid.apply(x) if x.is_cpu and x.dtype is torch.float32 else x.tanh()
-
-
-class _TanhBySigmoid(torch.autograd.Function):
-    """tanh x = 2σ(2x) − 1, and x near zero, where that would be rounded to 0; the derivatives from the answer."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        far = nn.functional.hardshrink(x, _NEAR)  # x, or 0 near zero
-        near = x.clamp(-_NEAR, _NEAR) - far.clamp(-_NEAR, _NEAR)  # 0, or x near zero
-        return (2 * far).sigmoid_().mul_(2).sub_(1).add_(near)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (output,) = ctx.saved_tensors
-        return torch.ops.aten.tanh_backward(gradient, output)
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        (output,) = ctx.saved_tensors
-        return torch.ops.aten.tanh_backward(tangent, output)
+def _tanh_(x: Tensor) -> Tensor:
+    """tanh in place. In single precision 2σ(2x) − 1, which torch computes faster, and x itself near zero."""
+    if x.dtype is not torch.float32:
+        return x.tanh_()
+    for part in x.view(-1).split(_PIECE):  # of which the copies stay in the cache
+        near = part.clamp(-_NEAR, _NEAR)
+        part.mul_(2).sigmoid_().mul_(2).sub_(1)
+        part.add_(near.sub_(part.clamp(-_NEAR, _NEAR)))
+    return x
 
 
 def _inside(layer: str, weights: Tensors) -> Tensors:
