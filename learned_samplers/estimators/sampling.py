@@ -63,30 +63,26 @@ def warm_up(
     Returns:
         The number of steps made.
     """
-    optimizer = torch.optim.Adam(chains.parameters(), lr=lr)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    best, kept = torch.full((chains.count,), math.inf), [p.detach().clone() for p in chains.parameters()]
+    flat = flatten(chains)
+    optimizer = torch.optim.Adam([flat], lr=lr)
+    best, kept = torch.full((chains.count,), math.inf), flat.detach().clone()
     every, since = max(1, steps // checks), 0
     for step in range(1, steps + 1):
         batch = rows if len(rows) <= batch_size else rows[torch.randint(len(rows), (batch_size,))]
-        optimizer.zero_grad()
-        (losses(batch) + chains.prior_energy() / num_data).sum().backward()
+        flat.grad = gradient(chains, losses(batch) + chains.prior_energy() / num_data)
         optimizer.step()
-        schedule.step()
+        optimizer.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
         if len(held_out) and step % every == 0:
             with torch.no_grad():
                 now = losses(held_out)
             better, since = now < best, since + 1
             if better.any():
                 since, best = 0, torch.where(better, now, best)
-                for old, p in zip(kept, chains.parameters(), strict=True):
-                    old[better] = p.detach()[better]
+                kept[better] = flat.detach()[better]
             if since >= patience:
                 break
     if len(held_out):
-        with torch.no_grad():
-            for old, p in zip(kept, chains.parameters(), strict=True):
-                p.copy_(old)
+        flat.data.copy_(kept)
     return step
 
 
@@ -153,8 +149,7 @@ def sample(
     while step < steps:
         rows = None if batch_size is None else torch.randint(num_data, (batch_size,), generator=generator)
         found = losses(rows) + chains.prior_energy() / num_data
-        slopes = torch.autograd.grad(found.sum(), list(chains.parameters()))
-        flat.grad = torch.cat([g.reshape(chains.count, -1) for g in slopes], 1)
+        flat.grad = gradient(chains, found)
         energy = num_data * found.detach().double()
         if not energy.isfinite().all():
             restarts += 1
@@ -192,6 +187,12 @@ def flatten(chains: Chains) -> nn.Parameter:
     for p in chains.parameters():
         p.data = flat.data[:, start : (start := start + p[0].numel())].view(p.shape)
     return flat
+
+
+def gradient(chains: Chains, losses: Tensor) -> Tensor:
+    """The gradient of `flatten`'s parameter, of the losses (K,)."""
+    slopes = torch.autograd.grad(losses.sum(), list(chains.parameters()))
+    return torch.cat([g.reshape(chains.count, -1) for g in slopes], 1)
 
 
 def collection(chains: Chains, kept: list[Tensor], model: nn.Module) -> SampleCollection:
