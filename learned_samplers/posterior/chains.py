@@ -321,7 +321,7 @@ def _is_plain(*tensors: Tensor) -> bool:
 
 
 class _Sequence(torch.autograd.Function):
-    """Linear layers with tanh or ReLU between them, of all chains: a gradient by hand, in place, where no graph is asked.
+    """Linear layers with tanh or ReLU after them, of all chains, with a gradient by hand unless a graph of it is asked.
 
     ``plan`` holds for each layer how many tensors it has (1 or 2: a bias) or the activation's type.
     """
@@ -347,18 +347,20 @@ class _Sequence(torch.autograd.Function):
         weights, kept = saved[: ctx.count], list(saved[ctx.count :])
         if torch.is_grad_enabled():  # with create_graph
             wanted = [t for t, needed in zip((x, *weights), ctx.needs_input_grad[1:], strict=True) if needed]
-            found = iter(torch.autograd.grad(_layers(ctx.plan, x, *weights), wanted, gradient, create_graph=True))
-            return None, *(next(found) if needed else None for needed in ctx.needs_input_grad[1:])
-        found, rest = [], list(weights)
+            slopes = iter(torch.autograd.grad(_layers(ctx.plan, x, *weights), wanted, gradient, create_graph=True))
+            return None, *(next(slopes) if needed else None for needed in ctx.needs_input_grad[1:])
+        found, rest = list[Tensor](), list(weights)
         for place in range(len(ctx.plan) - 1, -1, -1):
             layer, h = ctx.plan[place], kept.pop()
             if isinstance(layer, int):
-                weight, *bias = reversed([rest.pop() for _ in range(layer)])
-                found += [gradient.sum(1)] if bias else []
+                if layer == 2:
+                    rest.pop()
+                    found.append(gradient.sum(1))
                 wide = gradient.shape[-1] > h.shape[-1]  # a product whose result is tall takes several times as long
                 found.append(torch.bmm(h.mT, gradient).mT if wide else torch.bmm(gradient.mT, h))
                 if place or ctx.needs_input_grad[1]:
-                    gradient = torch.bmm(gradient, weight)
+                    gradient = torch.bmm(gradient, rest[-1])
+                rest.pop()
             elif layer is nn.ReLU:
                 gradient = torch.ops.aten.threshold_backward(gradient, h, 0)
             else:

@@ -75,6 +75,25 @@ def test_gradients_and_curvatures_are_those_of_the_networks():
             torch.testing.assert_close(stacked[k], own, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
+def test_gradients_by_hand_are_those_of_the_networks(activation, bias):
+    """Of weights and inputs, twice of one graph, and under autocast, whose products have another precision."""
+    networks = [nn.Sequential(nn.Linear(4, 6, bias), activation(), nn.Linear(6, 3, bias), activation()) for _ in "abc"]
+    chains, x = Chains(networks), X.clone().requires_grad_()
+    assert chains._sequence
+    loss = chains(x).pow(3).sum()
+    alone = torch.autograd.grad(sum(each(x).pow(3).sum() for each in networks), x)
+    for _ in range(2):
+        torch.testing.assert_close(torch.autograd.grad(loss, x, retain_graph=True), alone)
+    loss.backward()
+    sum(each(X).pow(3).sum() for each in networks).backward()
+    for name, stack in zip(chains.names, chains.tensors, strict=True):
+        torch.testing.assert_close(stack.grad, torch.stack([each.get_parameter(name).grad for each in networks]))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert chains(X).dtype == networks[0](X).dtype
+
+
 @pytest.mark.filterwarnings("ignore:.*jit.script:FutureWarning")  # torch's own, of forward mode
 def test_tanh_of_what_is_near_zero_is_not_rounded_to_zero():
     chains = Chains([nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh())])
