@@ -41,7 +41,7 @@ def adapted_rule(
     Args:
         parameter, gradient, noise, momentum: as for these rules.
         state: of the mass: S, or where it is still measured what `Mass.measure` gives. A mass of matrices must have
-            been renewed (`Mass.freeze`) by the caller; and there are no batch axes, for a tensor is one matrix.
+            been renewed (`Mass.freeze`) by the caller; and there are no batch axes, because a tensor is one matrix.
         rate: weight of this gradient in the mass; None where it is frozen.
         freezes: return S in the place of the state.
         settings: lr and temperature. A tensor as ``momentum_decay`` is a friction for each coordinate (not in the form

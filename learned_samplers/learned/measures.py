@@ -193,7 +193,7 @@ def flat_states(sampler: L2E) -> list[dict[str, Any]]:
     if not isinstance(sampler, L2E):
         raise TypeError(f"sampler must be an L2E, got {type(sampler).__name__}")
     if not sampler.step_count:
-        raise ValueError("sampler must have taken a step, for the state to be there; it has taken 0")
+        raise ValueError("sampler must have taken a step, which makes its state; it has taken 0")
     states = []
     for group, inputs in zip(sampler.param_groups, sampler.collect_gradients(), strict=True):
         params, grads = inputs.params, inputs.gradients

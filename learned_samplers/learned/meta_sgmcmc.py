@@ -266,7 +266,7 @@ class MetaSGMCMC(LearnedSampler):
         """Compute gradients and energies; each group's ``prepared`` is its energy."""
         if closure is None:
             raise ValueError(
-                "MetaSGMCMC.step needs a closure that returns the mean loss, for the energy is an input of its "
+                "MetaSGMCMC.step needs a closure that returns the mean loss: the energy is an input of its "
                 "networks: step(closure), or step(lambda: loss) after loss.backward(); got None"
             )
         evaluation = super().evaluate(closure)

@@ -231,7 +231,7 @@ def check_forward(network: nn.Module) -> None:
     if getattr(found, "shape", None) != expected.shape or not torch.allclose(found, expected):
         raise ValueError(
             f"network's forward must be its nn.Linear layers in the order in which they were made, with ReLU between "
-            f"them and nothing else, for that is what a step computes; {type(network).__name__} gives something else"
+            f"them and nothing else: that is what a step computes; {type(network).__name__} gives something else"
         )
 
 

@@ -181,7 +181,7 @@ def load_card(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         card = json.loads(file.read_text(encoding="utf-8"))
     except RecursionError as error:
-        raise ValueError(f"{file}: not a card, for it is nested too deeply") from error
+        raise ValueError(f"{file}: not a card: it is nested too deeply") from error
     except ValueError as error:  # not JSON, not UTF-8, or a number of thousands of digits
         raise ValueError(f"{file}: truncated or not JSON ({error})") from error
     try:

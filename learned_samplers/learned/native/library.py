@@ -57,7 +57,7 @@ def load() -> ctypes.CDLL | None:
         except OSError as error:
             reasons.append(str(error))
     warnings.warn(
-        f"Learned samplers take their slower steps in torch, for their C++ is not to be had: {'; '.join(reasons)}. "
+        f"Learned samplers take slower steps in torch, because their C++ cannot be built: {'; '.join(reasons)}. "
         f"(Install a C++ compiler, or set {ENVIRONMENT_VARIABLE}=0 to say nothing.)",
         RuntimeWarning,
         stacklevel=2,
