@@ -19,7 +19,7 @@ import torch
 from learned_samplers.base.guards.precision import has_master
 from learned_samplers.base.optional import require
 from learned_samplers.base.sampler import Sampler
-from learned_samplers.classical.mclmc import MCLMC, joined, laid_out, one_step_size, pieces_of, step_length
+from learned_samplers.classical.mclmc import MCLMC, joined, step_length
 from learned_samplers.learned.meta_sgmcmc import MetaSGMCMC
 
 if TYPE_CHECKING:
@@ -134,13 +134,12 @@ class DifferentiableMCLMC(DifferentiableSampler):
         kept = [state.get("direction") for state in states]
         fresh = [sampler.noise_like(p.detach()) if u is None else p.detach() for u, p in zip(kept, params, strict=True)]
         hyper = sampler.hyper(self.param_groups[0], keep_tensors=True)
-        lengths = [step_length(g["lr"], g["num_data"], g["temperature"], size) for _, _, g, _ in moved]
-        step_size = one_step_size(lengths, params)
-        noise = [sampler.noise_like(p.detach()) for p in params]
-        laid = [laid_out(x) for x in (params, [g for *_, g in moved], noise, joined(kept, fresh, size))]
-        found, turned, _ = sampler.rule(*laid, step_size, **hyper)
-        after = zip(pieces_of(found, params), pieces_of(turned, params), strict=True)
-        for (_, i, group, _), state, (p, direction) in zip(moved, states, after, strict=True):
+        step_size = [step_length(g["lr"], g["num_data"], g["temperature"], size) for _, _, g, _ in moved]
+        noise, before = [sampler.noise_like(p.detach()) for p in params], joined(kept, fresh, size)
+        after, directions, _ = sampler.rule(
+            params, [g for *_, g in moved], noise, before, step_size, size=size, **hyper
+        )
+        for (_, i, group, _), state, p, direction in zip(moved, states, after, directions, strict=True):
             group["params"][i], state["direction"] = p, direction
 
 

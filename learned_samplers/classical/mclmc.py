@@ -18,33 +18,40 @@ from learned_samplers.base.step import Evaluation, GroupInputs, as_loss, chains_
 from learned_samplers.classical import mclmc_energy as energy_errors
 from learned_samplers.classical.full_data import LIKELY, OTHER_DATA
 
+Tensors = Sequence[Tensor]
+
 
 def mclmc_rule(
-    parameter: Tensor,
-    gradient: Tensor,
-    noise: Tensor,
-    direction: Tensor,
-    step_size: Any,
+    params: Tensors,
+    gradients: Tensors,
+    noise: Tensors,
+    direction: Tensors,
+    step_size: Sequence[Any],
     *,
     momentum_decay: Any,
+    size: int,
+    batch_axes: int = 0,
     **energy: Any,
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+) -> tuple[list[Tensor], list[Tensor], tuple[Tensor, Tensor]]:
     """A turn, half a move, refresh, half a move: one step of microcanonical Langevin dynamics with one gradient.
 
-    All weights of a chain lie in one axis of d, the last one: (..., d), any leading axes are chains. ``step_size`` is
-    σ, a number or one a weight: the length of the step is that of σ·u, u a unit vector. ``energy`` is what
-    `energy_force` takes.
+    Every argument is a list over all tensors of a chain, each with ``batch_axes`` leading axes of chains; ``size`` is
+    d, the coordinates of one chain. ``step_size`` is σ, a number or a tensor for each: the length of the step is that
+    of σ·u, u a unit vector of all tensors together. ``energy`` is what `energy_force` takes.
 
     Returns:
-        The parameter, the direction, and the growth of the kinetic energy in the first and in the second half turn.
+        The parameters, the directions, and the growth of the kinetic energy in the first and in the second half turn.
     """
-    force = energy_force(parameter, gradient, step_size, **energy)
-    direction, before = turn(normalise(direction), force, 0.5)
-    parameter, direction, after = depart(parameter, noise, direction, force, step_size, momentum_decay=momentum_decay)
-    return parameter, direction, (before, after)
+    force = energy_force(params, gradients, step_size, **energy)
+    direction, before = turn(normalise(direction, batch_axes), force, 0.5, size, batch_axes)
+    settings = {"momentum_decay": momentum_decay, "size": size, "batch_axes": batch_axes}
+    params, direction, after = depart(params, noise, direction, force, step_size, **settings)
+    return params, direction, (before, after)
 
 
-def turn(direction: Tensor, force: Tensor, time: float) -> tuple[Tensor, Tensor]:
+def turn(
+    direction: Tensors, force: Tensors, time: float, size: int, batch_axes: int = 0
+) -> tuple[list[Tensor], Tensor]:
     """Turn the unit vector u towards the force f for a time τ: the exact flow of u' = (I − uuᵀ)f/(d−1).
 
     With e = f/‖f‖, δ = τ‖f‖/(d−1) and ζ = exp(−δ): u ← normalise[e·(1−ζ)·(1+ζ+(u·e)(1−ζ)) + 2ζu].
@@ -53,34 +60,52 @@ def turn(direction: Tensor, force: Tensor, time: float) -> tuple[Tensor, Tensor]
         The new direction, and (d−1)·log(cosh δ + (u·e)·sinh δ), one number a chain: the growth of the kinetic energy,
         in units of T, which along the exact trajectory is the fall of U/T.
     """
-    dimensions, norm = direction.shape[-1] - 1, length(force)
-    unit = force * (1 / norm.clamp(min=1e-37)).to(force)  # 0 where there is no force: nothing turns
-    cosine = (direction.double() * unit.double()).sum(-1, keepdim=True).clamp(-1, 1)
-    delta = time * norm / dimensions
+    norm = inner_product(force, force, batch_axes).sqrt()
+    unit = [f * per_chain(1 / norm.clamp(min=1e-37), f) for f in force]  # 0 where there is no force: nothing turns
+    cosine = inner_product(direction, unit, batch_axes).clamp(-1, 1)
+    delta = time * norm / (size - 1)
     zeta = (-delta.clamp(max=80)).exp()  # beyond, the direction is e to the last bit
     along, across = (1 - zeta) * (1 + zeta + cosine * (1 - zeta)), 2 * zeta
+    turned = [per_chain(along, e) * e + per_chain(across, u) * u for e, u in zip(unit, direction, strict=True)]
     growth = delta - math.log(2) + torch.log(1 + cosine + (1 - cosine) * zeta**2)
-    return normalise(along.to(unit) * unit + across.to(unit) * direction), (dimensions * growth).squeeze(-1)
+    return normalise(turned, batch_axes), (size - 1) * growth
 
 
 def depart(
-    parameter: Tensor, noise: Tensor, direction: Tensor, force: Tensor, step_size: Any, *, momentum_decay: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+    params: Tensors,
+    noise: Tensors,
+    direction: Tensors,
+    force: Tensors,
+    step_size: Sequence[Any],
+    *,
+    momentum_decay: Any,
+    size: int,
+    batch_axes: int = 0,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Half a turn;  θ ← θ + σ/2·u;  u ← normalise[(1−a)·u + √((1−(1−a)²)/d)·ξ];  θ ← θ + σ/2·u.
 
     The last answer is `turn`'s growth. The refresh within the move keeps stiff directions unbiased, as in `BAOA`.
     """
-    before, growth = turn(direction, force, 0.5)
+    before, growth = turn(direction, force, 0.5, size, batch_axes)
     keep = 1 - momentum_decay
-    direction = normalise(keep * before + scalar_sqrt((1 - keep * keep) / before.shape[-1]) * noise)
-    return parameter + (0.5 * step_size) * (before + direction), direction, growth
+    spread = scalar_sqrt((1 - keep * keep) / size)
+    direction = normalise([keep * u + spread * z for u, z in zip(before, noise, strict=True)], batch_axes)
+    moves = zip(params, step_size, before, direction, strict=True)
+    return [p + (0.5 * s) * (u + new) for p, s, u, new in moves], direction, growth
 
 
 def energy_force(
-    parameter: Tensor, gradient: Tensor, step_size: Any, *, num_data: Any, temperature: Any, prior_precision: Any
-) -> Tensor:
-    """f = −σ·(N·g + λθ)/T, the force that turns the direction in the time of one step."""
-    return -step_size / temperature * (num_data * gradient + prior_precision * parameter)
+    params: Tensors,
+    gradients: Tensors,
+    step_size: Sequence[Any],
+    *,
+    num_data: Any,
+    temperature: Any,
+    prior_precision: Any,
+) -> list[Tensor]:
+    """f = −σ·(N·g + λθ)/T of every tensor, the force that turns the direction in the time of one step."""
+    pairs = zip(params, gradients, step_size, strict=True)
+    return [-s / temperature * (num_data * g + prior_precision * p) for p, g, s in pairs]
 
 
 def step_length(lr: Any, num_data: Any, temperature: Any, size: int) -> Any:
@@ -89,19 +114,22 @@ def step_length(lr: Any, num_data: Any, temperature: Any, size: int) -> Any:
 
 
 def noise_scale(
-    gradient: Tensor, mean: Tensor, square: Tensor, *, rate: float, limit: float = 10.0
-) -> tuple[Tensor, Tensor, Tensor]:
+    gradients: Tensors, mean: Tensors, square: Tensors, *, rate: float, limit: float = 10.0, batch_axes: int = 0
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """ḡ ← ḡ + ρ(g−ḡ), s² ← s² + ρ((g−ḡ)² − s²), and ŝ = s over its root mean square, in [1/limit, limit].
 
-    ŝ is 1 as long as no gradient has differed from the mean.
+    The root mean square is over all tensors of a chain; ŝ is 1 as long as no gradient has differed from the mean.
     """
-    square = square + rate * ((gradient - mean).square() - square)
-    mean, root = mean + rate * (gradient - mean), square.sqrt()
-    size = (length(root) / math.sqrt(root.shape[-1])).to(root)
-    return mean, square, torch.where(size > 0, root / size, 1.0).clamp(1 / limit, limit)
+    square = [s + rate * ((g - m).square() - s) for g, m, s in zip(gradients, mean, square, strict=True)]
+    mean = [m + rate * (g - m) for g, m in zip(gradients, mean, strict=True)]
+    roots = [s.sqrt() for s in square]
+    count = inner_product([torch.ones_like(r) for r in roots], [torch.ones_like(r) for r in roots], batch_axes)
+    size = (inner_product(roots, roots, batch_axes) / count).sqrt()
+    scale = [torch.where(per_chain(size, r) > 0, r / per_chain(size, r), 1.0).clamp(1 / limit, limit) for r in roots]
+    return mean, square, scale
 
 
-def joined(kept: Sequence[Tensor | None], fresh: Sequence[Tensor], size: int) -> list[Tensor]:
+def joined(kept: Sequence[Tensor | None], fresh: Tensors, size: int) -> list[Tensor]:
     """The directions that are there, and N(0, I) draws for those that are not, to be normalised together.
 
     What joins a chain that moves already begins with its share of the direction, 1/√d a weight.
@@ -110,33 +138,21 @@ def joined(kept: Sequence[Tensor | None], fresh: Sequence[Tensor], size: int) ->
     return [share * new if u is None else u for u, new in zip(kept, fresh, strict=True)]
 
 
-def normalise(x: Tensor) -> Tensor:
-    """The unit vector of each chain."""
-    return x / length(x).to(x)
+def normalise(x: Tensors, batch_axes: int = 0) -> list[Tensor]:
+    """The unit vector of all tensors together, one a chain."""
+    norm = inner_product(x, x, batch_axes).sqrt()
+    return [a / per_chain(norm, a) for a in x]
 
 
-def length(x: Tensor) -> Tensor:
-    """‖x‖ of each chain in double precision, (..., 1)."""
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
+def inner_product(x: Tensors, y: Tensors, batch_axes: int = 0) -> Tensor:
+    """Σ x·y over a list of tensors and all but their leading ``batch_axes`` axes, in double precision."""
+    products = (a.double() * b.double() for a, b in zip(x, y, strict=True))
+    return torch.stack([p.reshape(*p.shape[:batch_axes], -1).sum(-1) for p in products]).sum(0)
 
 
-def laid_out(tensors: Sequence[Tensor], batch_axes: int = 0) -> Tensor:
-    """All tensors in one last axis, behind their leading ``batch_axes`` axes of chains; a copy."""
-    return torch.cat([x.reshape(*x.shape[:batch_axes], -1) for x in tensors], -1)
-
-
-def pieces_of(x: Tensor, like: Sequence[Tensor], batch_axes: int = 0) -> list[Tensor]:
-    """The tensors in what `laid_out` gave, in the shapes of these."""
-    sizes = [math.prod(p.shape[batch_axes:]) for p in like]
-    return [piece.reshape(p.shape) for piece, p in zip(x.split(sizes, -1), like, strict=True)]
-
-
-def one_step_size(sizes: Sequence[Any], tensors: Sequence[Tensor], batch_axes: int = 0) -> Any:
-    """σ of all weights: the number that all tensors share, or one a weight."""
-    if all(size is sizes[0] or (not isinstance(size, Tensor) and size == sizes[0]) for size in sizes):
-        return sizes[0]
-    each = [size * torch.ones_like(p) for size, p in zip(sizes, tensors, strict=True)]
-    return laid_out(each, batch_axes)
+def per_chain(scalar: Tensor, like: Tensor) -> Tensor:
+    """One number a chain, in the shape and dtype in which it multiplies a tensor of the chains."""
+    return scalar.to(like).reshape(scalar.shape + (1,) * (like.dim() - scalar.dim()))
 
 
 class MCLMC(Sampler):
@@ -283,36 +299,35 @@ class MCLMC(Sampler):
         members = [
             (g, p) for g, inputs in zip(self.param_groups, evaluation.groups, strict=True) for p in inputs.params
         ]
-        gradient = laid_out([g for inputs in evaluation.groups for g in inputs.gradients], batch_axes)
-        state = {name: laid_out(self._peek(members, name, size), batch_axes) for name in self.state_names}
-        hyper = self.hyper(self.param_groups[0])
-        noise = laid_out(self.noise_for(params, hyper) or [], batch_axes)
+        gradients = [g for inputs in evaluation.groups for g in inputs.gradients]
+        state = {name: self._peek(members, name, size) for name in self.state_names}
+        noise = [self.noise_like(p) for p in params]
         numbers = [{name: as_number(g[name]) for name in ("lr", "num_data", "temperature")} for g, _ in members]
         factor = math.sqrt(self.lr_factor)
-        lengths = [factor * step_length(**of_group, size=size) for of_group in numbers]
-        step_size = one_step_size(lengths, params, batch_axes)
+        step_size: list[Any] = [factor * step_length(**of_group, size=size) for of_group in numbers]
         if "noise_square" in state:
             rate = max(energy_errors.RATE, 1 / (self.step_count + 1))
-            mean, square, scale = noise_scale(gradient, state["mean_gradient"], state["noise_square"], rate=rate)
+            averages = (state["mean_gradient"], state["noise_square"])
+            mean, square, scale = noise_scale(gradients, *averages, rate=rate, batch_axes=batch_axes)
             state |= {"mean_gradient": mean, "noise_square": square}
-            step_size = step_size / scale
+            step_size = [s / one for s, one in zip(step_size, scale, strict=True)]
+        hyper = {**self.hyper(self.param_groups[0]), "size": size, "batch_axes": batch_axes}
         if self._common("energy_target") is None:
-            parameter = laid_out(params, batch_axes)
-            moved, direction, growth = mclmc_rule(parameter, gradient, noise, state["direction"], step_size, **hyper)
+            moved, direction, growth = mclmc_rule(params, gradients, noise, state["direction"], step_size, **hyper)
             first = self.param_groups[0]
-            potential = self._potential(loss, parameter)
-            first["tally"] = energy_errors.complete(first["tally"], potential, growth, size)
+            first["tally"] = energy_errors.complete(
+                first["tally"], self._potential(loss, params, batch_axes), growth, size
+            )
             if self.badge != "heuristic":
                 self._refuse_random()
         else:
             moved, direction = self._closed_step(
-                again, loss, params, gradient, noise, state["direction"], step_size, hyper, batch_axes
+                again, loss, params, gradients, noise, state["direction"], step_size, hyper
             )
         state["direction"] = direction
-        after = [pieces_of(x, params, batch_axes) for x in (moved, *(state[name] for name in self.state_names))]
-        each = iter(zip(*after, strict=True))
+        after = iter(zip(moved, *(state[name] for name in self.state_names), strict=True))
         for inputs in evaluation.groups:
-            inputs.prepared = [next(each) for _ in inputs.params]
+            inputs.prepared = [next(after) for _ in inputs.params]
 
     def _refuse_random(self) -> None:
         """Raise ValueError if the losses of the last steps do not change as their gradients say."""
@@ -334,15 +349,9 @@ class MCLMC(Sampler):
         )
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
-        if not inputs.params:
-            return
-        moved, *states = zip(*inputs.prepared, strict=True)
-        for name, values in zip(self.state_names, states, strict=True):
-            for p in inputs.params:
-                if name not in self.state[p]:
-                    self.state[p][name] = torch.empty_like(p)
-            torch._foreach_copy_([self.state[p][name] for p in inputs.params], values)
-        torch._foreach_copy_(inputs.params, moved)
+        for p, (value, *state) in zip(inputs.params, inputs.prepared, strict=True):
+            p.copy_(value)
+            self.state[p].update(zip(self.state_names, state, strict=True))
 
     def _peek(self, members: list[tuple[dict[str, Any], Tensor]], name: str, size: int) -> list[Tensor]:
         """The state tensors, or their initial values, which are stored only once the step has succeeded.
@@ -380,45 +389,46 @@ class MCLMC(Sampler):
         closure: Callable[[], Any],
         loss: Tensor,
         params: list[Tensor],
-        gradient: Tensor,
-        noise: Tensor,
-        direction: Tensor,
-        step_size: Any,
+        gradients: list[Tensor],
+        noise: list[Tensor],
+        direction: list[Tensor],
+        step_size: list[Any],
         hyper: dict[str, Any],
-        batch_axes: int,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Half a turn, move and refresh, half a turn with the new gradient; undone where ΔE is too large."""
+        axes, size = hyper["batch_axes"], hyper["size"]
         target = {name: hyper[name] for name in ("num_data", "temperature", "prior_precision")}
-        direction, start, kept = normalise(direction), laid_out(params, batch_axes), [p.grad for p in params]
-        before = self._potential(loss, start)
-        force = energy_force(start, gradient, step_size, **target)
-        settings = {"momentum_decay": hyper["momentum_decay"]}
-        moved, turned, first = depart(start, noise, direction, force, step_size, **settings)
+        direction = normalise(direction, axes)
+        start, kept = [p.clone() for p in params], [g.clone() for g in gradients]
+        before = self._potential(loss, params, axes)
+        force = energy_force(params, gradients, step_size, **target)
+        settings = {"momentum_decay": hyper["momentum_decay"], "size": size, "batch_axes": axes}
+        moved, turned, first = depart(params, noise, direction, force, step_size, **settings)
         try:
-            torch._foreach_copy_(params, pieces_of(moved, params, batch_axes))
-            for p in params:
-                p.grad = None  # the closure may add to what is there
+            for p, value in zip(params, moved, strict=True):
+                p.copy_(value)
             end = as_loss(closure())
-            found = laid_out([p.grad for p in params], batch_axes)  # type: ignore[misc]
-            turned, second = turn(turned, energy_force(moved, found, step_size, **target), 0.5)
-            after = self._potential(end, moved)
+            force = energy_force(params, [p.grad for p in params], step_size, **target)  # type: ignore[misc]
+            turned, second = turn(turned, force, 0.5, size, axes)
+            after = self._potential(end, params, axes)
         finally:
             with putting_back(self):
-                torch._foreach_copy_(params, pieces_of(start, params, batch_axes))
-                for p, old in zip(params, kept, strict=True):
-                    p.grad = old
+                for p, value, gradient in zip(params, start, kept, strict=True):
+                    p.copy_(value)
+                    p.grad = gradient
         group = self.param_groups[0]
         group["tally"], undone = energy_errors.control(
-            group["tally"], after - before, first + second, after, size=start.shape[-1], target=group["energy_target"]
+            group["tally"], after - before, first + second, after, size, group["energy_target"]
         )
         self._refuse_random()
-        back = undone.unsqueeze(-1)
-        return torch.where(back, start, moved), torch.where(back, -direction, turned)
+        moved = [torch.where(per_chain(undone, p) > 0, p, value) for p, value in zip(start, moved, strict=True)]
+        turned = [torch.where(per_chain(undone, u) > 0, -u, new) for u, new in zip(direction, turned, strict=True)]
+        return moved, turned
 
-    def _potential(self, loss: Tensor, parameter: Tensor) -> Tensor:
+    def _potential(self, loss: Tensor, params: list[Tensor], batch_axes: int) -> Tensor:
         """U/T of each chain in double precision."""
         group = self.param_groups[0]
-        prior = 0.5 * as_number(group["prior_precision"]) * length(parameter).square().squeeze(-1)
+        prior = 0.5 * as_number(group["prior_precision"]) * inner_product(params, params, batch_axes)
         return (as_number(group["num_data"]) * loss.detach().double() + prior) / as_number(group["temperature"])
 
     # ---------------------------------------------------------------- energy errors

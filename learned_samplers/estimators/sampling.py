@@ -232,14 +232,16 @@ class Microcanonical:
         flat, size = self.flat, self.flat.shape[1]
         assert flat.grad is not None
         length = step_length(self.lr, self.num_data, 1.0, size)
-        settings: dict[str, Any] = {"num_data": self.num_data, "temperature": 1.0, "prior_precision": 0.0}
-        settings["momentum_decay"] = self.momentum_decay
-        moved, self.direction, growth = mclmc_rule(flat, flat.grad, self._noise(), self.direction, length, **settings)
-        self.error = None
+        settings: dict[str, Any] = {"momentum_decay": self.momentum_decay, "size": size, "batch_axes": 1}
+        settings |= {"num_data": self.num_data, "temperature": 1.0, "prior_precision": 0.0}
+        moved, direction, growth = mclmc_rule(
+            [flat], [flat.grad], [self._noise()], [self.direction], [length], **settings
+        )
+        self.direction, self.error = direction[0], None
         if self._ahead is not None:  # the energy error of the step that has led here
             self.error = energy - self._ahead[0] + self._ahead[1] + growth[0]
         self._ahead = energy, growth[1]
-        flat.copy_(moved)
+        flat.copy_(moved[0])
 
     def tune(self, progress: float) -> None:
         """Set the next step's length, by the energy error of the step before."""

@@ -11,7 +11,7 @@ from scipy.integrate import solve_ivp
 
 from learned_samplers import MCLMC
 from learned_samplers.classical import mclmc
-from learned_samplers.classical.mclmc import laid_out, noise_scale, normalise, pieces_of, turn
+from learned_samplers.classical.mclmc import noise_scale, normalise, turn
 from tests.harness import closure_for, flat, small_network
 from tests.learned_samplers.classical.test_hmc import banana_energy, moments_by_quadrature, run_chains
 
@@ -37,31 +37,29 @@ def test_the_turn_is_the_flow_of_its_equation():
         return np.append((f - u * (u @ f)) / 6, f @ u)
 
     solved = solve_ivp(flow, (0, time), np.append(direction.numpy(), 0.0), rtol=1e-12, atol=1e-12).y[:, -1]
-    turned, growth = turn(direction, force, time)
+    (turned,), growth = turn([direction], [force], time, 7)
     assert np.allclose(turned.numpy(), solved[:7], atol=1e-9)
     assert growth.item() == pytest.approx(solved[7], abs=1e-8)
 
 
 def test_one_direction_spans_all_tensors_and_chains_do_not_mix():
     torch.manual_seed(0)
-    u, f = [[torch.randn(4, 3), torch.randn(4, 2, 2)] for _ in range(2)]
-    together, growth = turn(normalise(laid_out(u, 1)), laid_out(f, 1), 0.5)
-    for back, x in zip(pieces_of(laid_out(u, 1), u, 1), u, strict=True):
-        assert torch.equal(back, x)
+    u, f = [torch.randn(4, 3), torch.randn(4, 2, 2)], [torch.randn(4, 3), torch.randn(4, 2, 2)]
+    together, growth = turn(normalise(u, 1), f, 0.5, 7, 1)
     for i in range(4):
         whole = torch.cat([x[i].flatten() for x in u])
-        alone, one = turn(whole / whole.norm(), torch.cat([x[i].flatten() for x in f]), 0.5)
-        assert torch.allclose(together[i], alone, atol=1e-6)
+        (alone,), one = turn([whole / whole.norm()], [torch.cat([x[i].flatten() for x in f])], 0.5, 7)
+        assert torch.allclose(torch.cat([x[i].flatten() for x in together]), alone, atol=1e-6)
         assert growth[i].item() == pytest.approx(one.item(), abs=1e-6)
         assert alone.norm().item() == pytest.approx(1, abs=1e-6)
 
 
 def test_without_a_force_nothing_turns_and_a_huge_one_aligns():
     u = torch.tensor([0.6, 0.8])
-    still, growth = turn(u, torch.zeros(2), 0.5)
+    (still,), growth = turn([u], [torch.zeros(2)], 0.5, 2)
     assert torch.allclose(still, u)
     assert growth.item() == pytest.approx(0, abs=1e-12)
-    aligned, _ = turn(u, torch.tensor([1e25, 0.0]), 0.5)
+    (aligned,), _ = turn([u], [torch.tensor([1e25, 0.0])], 0.5, 2)
     assert torch.allclose(aligned, torch.tensor([1.0, 0.0]))
 
 
@@ -120,20 +118,19 @@ def test_groups_with_their_own_lr_leave_the_same_law():
     assert torch.allclose(ratio, torch.ones(12, dtype=torch.float64), atol=0.025), ratio
 
 
-def _refresh_last(parameter, gradient, noise, direction, step_size, *, momentum_decay, **energy):
+def _refresh_last(params, gradients, noise, direction, step_size, *, momentum_decay, size, batch_axes, **energy):
     """One whole turn, the whole move, then refresh: its bias of about −a/2 does not vanish with lr."""
-    force = mclmc.energy_force(parameter, gradient, step_size, **energy)
-    direction, growth = turn(normalise(direction), force, 1.0)
+    force = mclmc.energy_force(params, gradients, step_size, **energy)
+    direction, growth = turn(normalise(direction, batch_axes), force, 1.0, size, batch_axes)
+    moved = [p + s * u for p, s, u in zip(params, step_size, direction, strict=True)]
     keep = 1 - momentum_decay
-    mixed = keep * direction + math.sqrt((1 - keep**2) / noise.shape[-1]) * noise
-    return parameter + step_size * direction, normalise(mixed), (growth, growth)
+    mixed = [keep * u + math.sqrt((1 - keep**2) / size) * z for u, z in zip(direction, noise, strict=True)]
+    return moved, normalise(mixed, batch_axes), (growth, growth)
 
 
-def _one_dimension_too_many(u, f, time):
+def _one_dimension_too_many(u, f, time, size, axes=0):
     """d in place of d − 1: every variance is too large by 1/(d−1)."""
-    size = u.shape[-1]
-    turned, growth = turn(u, f, time * (size - 1) / size)
-    return turned, growth * size / (size - 1)
+    return turn(u, f, time, size + 1, axes)
 
 
 @pytest.mark.parametrize(
@@ -250,10 +247,10 @@ def test_the_preconditioner_is_the_gradients_spread():
     """ŝ of gradients with standard deviations 1 and 4 is in the ratio 1 : 4 and has root mean square 1; limits hold."""
     torch.manual_seed(0)
     deviation = torch.tensor([1.0, 4.0, 1e-6])
-    mean, square = torch.zeros(500, 3), torch.zeros(500, 3)
+    mean, square = [torch.zeros(500, 3)], [torch.zeros(500, 3)]
     for _ in range(600):
-        gradient = 3.0 + deviation * torch.randn(500, 3)
-        mean, square, scale = noise_scale(gradient, mean, square, rate=0.01)
+        gradient = [3.0 + deviation * torch.randn(500, 3)]
+        mean, square, (scale,) = noise_scale(gradient, mean, square, rate=0.01, batch_axes=1)
     ratio = (scale[:, 1] / scale[:, 0]).mean().item()
     assert ratio == pytest.approx(4, rel=0.1)
     assert scale[:, 2].max().item() == pytest.approx(0.1)
