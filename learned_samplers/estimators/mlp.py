@@ -157,7 +157,8 @@ class BayesianMLP(BaseEstimator):
     def _new(self, X: Any) -> Iterator[tuple[slice, Tensor]]:
         """Slices of the rows of a new table, each with its outputs, in pieces that fit into memory."""
         check_is_fitted(self, "posterior_")
-        x = validate_data(self, X, reset=False, dtype=np.float64)
+        with _words_named(X):
+            x = validate_data(self, X, reset=False, dtype=np.float64)
         step = max(1, 2_000_000 // len(self.posterior_))
         for start in range(0, len(x), step):
             rows = slice(start, start + step)
@@ -261,9 +262,11 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
         self._validate_settings()
         validation.one_of("noise", self.noise, ("heteroscedastic", "homoscedastic"))
         validation.one_of("likelihood", self.likelihood, ("gaussian", "student"))
-        x, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
+        with _words_named(X, y):
+            x, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
+            y = np.asarray(y, dtype=np.float64)
         self._student = self.likelihood == "student"
-        self._y_mean, self._y_scale = (float(v) for v in _location_and_scale(np.asarray(y, dtype=np.float64)))
+        self._y_mean, self._y_scale = (float(v) for v in _location_and_scale(y))
         self._floor = max(FLOOR, rounding(y) / self._y_scale)
         targets = torch.as_tensor((y - self._y_mean) / self._y_scale, dtype=torch.float32)
         own = self.noise == "heteroscedastic"
@@ -349,7 +352,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):
             y: (rows,) labels of two classes at least, numbers or words.
         """
         self._validate_settings()
-        x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        with _words_named(X):
+            x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -402,6 +406,32 @@ def _location_and_scale(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     size = np.where(size > 0, size, 1.0)  # of which squares neither overflow nor vanish
     mean, scale = (values / size).mean(0), (values / size).std(0)
     return mean * size, np.where(scale > 1e-12 * np.abs(mean), scale * size, 1.0)
+
+
+@contextmanager
+def _words_named(X: Any, y: Any = None) -> Iterator[None]:
+    """Where a word is refused that is no number, name its column of X, or y, as NumPy does not."""
+    try:
+        yield
+    except ValueError as error:
+        values = np.asarray(X, dtype=object)
+        columns = list(values.T) if values.ndim == 2 else []
+        names = [f"X has a column {name!r}" for name in getattr(X, "columns", range(len(columns)))]
+        if y is not None:
+            columns, names = [*columns, np.ravel(np.asarray(y, dtype=object))], [*names, "y is a column"]
+        for name, column in zip(names, columns, strict=True):
+            if (word := next(filter(_is_word, column), None)) is not None:
+                raise ValueError(f"{name} of words ({word!r}): make numbers of them, by OneHotEncoder say") from error
+        raise
+
+
+def _is_word(value: Any) -> bool:
+    """Whether it is a string that is no number."""
+    try:
+        float(value if isinstance(value, str) else 0)
+    except ValueError:
+        return True
+    return False
 
 
 @contextmanager

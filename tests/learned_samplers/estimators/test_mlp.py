@@ -3,6 +3,7 @@
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy.integrate import quad
@@ -169,6 +170,9 @@ def test_refusals(settings, error, named):
         ([[np.nan], [1.0], [2.0]], [1, 2, 3], "NaN"),
         ([[0.0], [1.0], [2.0]], [1, np.inf, 3], "inf"),
         ([[0.0]], [1], "1 sample"),
+        ([[1.0, "2"], [2.0, "red"], [3.0, "3"]], [1, 2, 3], "X.*column 1.*'red'"),
+        (pd.DataFrame({"size": [1.0, 2.0], "colour": ["red", "blue"]}), [1, 2], "X.*'colour'.*'red'"),
+        ([[0.0], [1.0], [2.0]], [1, "two", 3], "y.*'two'"),
     ],
 )
 def test_tables_refused(x, y, named):
