@@ -37,8 +37,8 @@ class TablesOptions(DataOptions, OutputOptions):
     sets: tuple[Annotated[str, one_of((*REGRESSIONS, *CLASSIFICATIONS), "SET")], ...] = (*REGRESSIONS, *CLASSIFICATIONS)
     # Splits: 0, 1, 2, and for regressions gap0, gap1, gap2. All sets have the first before the second begins.
     splits: tuple[Annotated[str, one_of((*SPLITS, *GAPS))], ...] = SPLITS
-    # Methods.
-    methods: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(METHODS)
+    # Methods; hmc only where it is named.
+    methods: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(name for name in METHODS if name != "hmc")
     # A Python that has the package sklearn-contrib-bde: for the method bde, airfoil and bike.
     bde_python: str = sys.executable
     # Seconds after which a run is given up.
@@ -87,7 +87,7 @@ def results(options: TablesOptions) -> Iterator[Found]:
 def settings_of(method: str, classes: bool) -> str:
     """The defaults of ours, so that a run is made again where they have changed."""
     estimator = BayesianMLPClassifier() if classes else BayesianMLPRegressor()
-    return str(sorted(estimator.get_params().items())) if method == "ours" else ""
+    return str(sorted(estimator.get_params().items())) if method in ("ours", "hmc") else ""
 
 
 def rows_of(table: Table, split: str) -> dict[str, np.ndarray]:

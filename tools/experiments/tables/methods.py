@@ -16,6 +16,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 from scipy.special import logsumexp, ndtr
@@ -26,6 +27,8 @@ CHUNK = 500
 COMPONENTS = 1000
 HIDDEN, MEMBERS, RATE, PASSES = (32, 32), 8, 0.1, 100
 GP_ROWS = 1000
+#: Of HMC in each chain; a third of them adapt the step to an acceptance of 0.8.
+TRAJECTORIES, LEAPFROG_STEPS = 600, 40
 
 
 class Predicted(NamedTuple):
@@ -59,6 +62,34 @@ def ours(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Fitted:
         return Predicted(mean, partial(model.log_density, new), partial(model.predict_interval, new, 0.9))
 
     return predict, model.verdict_.text
+
+
+def hmc(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Fitted:
+    """Ours, from the same warm-up, with trajectories that are accepted or not in the place of microcanonical steps."""
+    import torch
+
+    from learned_samplers import HMC
+    from learned_samplers.estimators import mlp
+    from learned_samplers.estimators.sampling import Trace, collection, flatten, gradient
+
+    def sample(chains: Any, losses: Any, count: int, model: Any, *, samples: int, seed: int, **_: Any) -> Any:
+        flat, kept, energies, adapt = flatten(chains), [], [], TRAJECTORIES // 3
+        settings: dict[str, Any] = {"leapfrog_steps": LEAPFROG_STEPS, "adapt_steps": adapt}
+        sampler = HMC([flat], 1e-3, count, generator=torch.Generator().manual_seed(seed), **settings)
+
+        def closure() -> torch.Tensor:
+            found = losses(None) + chains.prior_energy() / count
+            flat.grad = gradient(chains, found)
+            return found.detach()
+
+        for step in range(-adapt, TRAJECTORIES - adapt):
+            energies.append(count * sampler.step(closure))
+            if step >= 0 and step % max(1, (TRAJECTORIES - adapt) // samples) == 0:
+                kept.append(flat.detach().clone())
+        return collection(chains, kept, model), Trace(torch.stack(energies), float("nan"), sampler.acceptance_rate)
+
+    with mock.patch.object(mlp, "sample", sample):
+        return ours(x, y, classes, seed)
 
 
 def bde(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Fitted:
@@ -163,7 +194,7 @@ def gp(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Fitted:
     return predict, ""
 
 
-METHODS = {"ours": ours, "bde": bde, "ensemble": ensemble, "dropout": dropout, "gp": gp}
+METHODS = {"ours": ours, "bde": bde, "ensemble": ensemble, "dropout": dropout, "gp": gp, "hmc": hmc}
 
 
 def mixture(means: np.ndarray, spreads: np.ndarray) -> Predicted:

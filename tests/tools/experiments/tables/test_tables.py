@@ -74,7 +74,7 @@ def test_splits_do_not_meet_and_a_gap_is_the_middle_third_of_a_feature():
 
 
 @pytest.mark.parametrize("classes", [False, True])
-@pytest.mark.parametrize("method", ["ours", "ensemble", "dropout", "gp"])
+@pytest.mark.parametrize("method", ["ours", "ensemble", "dropout", "gp", "hmc"])
 def test_every_method_knows_more_than_the_targets_alone(method, classes, monkeypatch):
     short = {"warmup_steps": 400, "tuning_steps": 150, "n_steps": 200}
     for name in ("BayesianMLPRegressor", "BayesianMLPClassifier"):
@@ -82,6 +82,7 @@ def test_every_method_knows_more_than_the_targets_alone(method, classes, monkeyp
         monkeypatch.setattr(f"learned_samplers.estimators.{name}", lambda whole=whole, **own: whole(**short, **own))
     train = sampling.warm_up
     monkeypatch.setattr(sampling, "warm_up", lambda *a, steps, **own: train(*a, steps=min(steps, 400), **own))
+    monkeypatch.setattr(methods, "TRAJECTORIES", 60)
     rows = parts(classes)
     found = methods.measure(method, 0, rows)
     scores = found["parts"]["test"]
