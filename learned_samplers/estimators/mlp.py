@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from learned_samplers.base import validation
-from learned_samplers.estimators.sampling import equalise, sample, warm_up
+from learned_samplers.estimators.sampling import begin_with_means, equalise, flatten, sample, warm_up
 from learned_samplers.estimators.verdict import verdict
 from learned_samplers.posterior import Chains
 
@@ -120,7 +120,16 @@ class BayesianMLP(BaseEstimator):
                 batch = BATCH if count > FULL_ROWS else None
             elif batch is not None and batch >= count:
                 batch = None
+            fresh = flatten(chains).detach().clone()
             warmed = warm_up(chains, losses, rest, held_out, count, steps=self.warmup_steps)
+            if len(held_out) and getattr(self, "noise", None) == "heteroscedastic":
+
+                def squares(rows: Tensor | None) -> Tensor:
+                    assert rows is not None
+                    return (targets[rows] - chains(inputs[rows])[..., 0]).square().mean(1)
+
+                split = {"rows": rest, "held_out": held_out, "num_data": count, "steps": self.warmup_steps}
+                warmed += begin_with_means(chains, losses, squares, fresh, **split)
             equalise(chains, losses, count, float(self.prior_precision))
             self.posterior_, trace = sample(
                 chains,

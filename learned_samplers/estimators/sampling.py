@@ -20,6 +20,8 @@ Losses = Callable[[Tensor | None], Tensor]
 #: 121 weights all come out 2 to 3 % too wide, the stiffest 3 to 5 %. At 0.1, which is MILE's (Sommer et al., 2025), all
 #: are 6 % too wide, and the stiffest direction may double; below 0.02 networks mix more slowly.
 ENERGY_VARIANCE = (0.1, 0.02)
+#: Squared error of a warm-up, in those of a fit of the means alone, above which it begins again from that fit.
+EXPLAINED_AWAY = 4.0
 #: Weight of what its average has seen before, at each step.
 FORGET = 149 / 151
 #: What minibatch noise may add to the kinetic temperature.
@@ -84,6 +86,42 @@ def warm_up(
     if len(held_out):
         flat.data.copy_(kept)
     return step
+
+
+def begin_with_means(
+    chains: Chains,
+    losses: Losses,
+    squares: Losses,
+    fresh: Tensor,
+    rows: Tensor,
+    held_out: Tensor,
+    num_data: int,
+    *,
+    steps: int,
+) -> int:
+    """Warm up again from a fit of the means alone, where the warm-up has explained rows away by a wide noise.
+
+    That is where its squared error on the held-out rows is more than `EXPLAINED_AWAY` times that of a fit without
+    noise, from the same ``fresh`` weights, in a sixth of the steps. Elsewhere the chains stay where they are.
+
+    Args:
+        squares: squared error (K,) of these rows.
+        fresh: `flatten`'s weights before the first step.
+
+    Returns:
+        The number of steps made.
+    """
+    with torch.no_grad():
+        error = squares(held_out).mean()
+    warmed = flatten(chains).detach().clone()
+    flatten(chains).data.copy_(fresh)
+    made = warm_up(chains, squares, rows, held_out, num_data, steps=max(1, steps // 6))
+    with torch.no_grad():
+        explained = bool(error <= EXPLAINED_AWAY * squares(held_out).mean())
+    if explained:
+        flatten(chains).data.copy_(warmed)
+        return made
+    return made + warm_up(chains, losses, rows, held_out, num_data, steps=steps)
 
 
 def equalise(chains: Chains, losses: Losses, num_data: int, prior_precision: float, power: float = 0.25) -> None:

@@ -5,7 +5,15 @@ import torch
 from torch import nn
 
 from learned_samplers.estimators import sampling
-from learned_samplers.estimators.sampling import Microcanonical, burn_in_of, equalise, sample, warm_up
+from learned_samplers.estimators.sampling import (
+    Microcanonical,
+    begin_with_means,
+    burn_in_of,
+    equalise,
+    flatten,
+    sample,
+    warm_up,
+)
 from learned_samplers.posterior import Chains
 
 INPUTS = torch.randn(60, 12, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 3.0, 0.3] * 4)
@@ -119,6 +127,22 @@ def test_warm_up_leaves_each_chain_where_held_out_rows_were_best():
         ends.append(losses(held_out).detach())
         assert steps == 300 if not len(held) else steps < 300
     assert (ends[0] < ends[1]).all()
+
+
+@pytest.mark.parametrize("astray", [False, True])
+def test_chains_whose_means_went_astray_begin_again(astray):
+    """With the other chains everything stays, to the bit."""
+    chains = linear(4, prior=0.0)
+    losses, rows, held_out = losses_of(chains), torch.arange(40), torch.arange(40, 60)
+    fresh = flatten(chains).detach().clone()
+    warm_up(chains, losses, rows, held_out, 60, steps=600, lr=0.1)
+    if astray:
+        flatten(chains).data.add_(1.0)
+    before = flatten(chains).detach().clone()
+    steps = begin_with_means(chains, losses, losses, fresh, rows, held_out, 60, steps=600)
+    assert (steps > 100) is astray
+    assert torch.equal(flatten(chains), before) is not astray
+    assert (losses(held_out) < 1).all()
 
 
 def test_scales_keep_the_networks_and_shrink_what_the_data_fix():
