@@ -128,8 +128,9 @@ class BayesianMLP(BaseEstimator):
                     assert rows is not None
                     return (targets[rows] - chains(inputs[rows])[..., 0]).square().mean(1)
 
-                split = {"rows": rest, "held_out": held_out, "num_data": count, "steps": self.warmup_steps}
-                warmed += begin_with_means(chains, losses, squares, fresh, **split)
+                warmed += begin_with_means(
+                    chains, losses, squares, fresh, rest, held_out, count, steps=self.warmup_steps
+                )
             equalise(chains, losses, count, float(self.prior_precision))
             self.posterior_, trace = sample(
                 chains,

@@ -155,7 +155,9 @@ REFUSED = [
 
 def test_steps_that_the_warm_up_did_not_make_are_not_counted(monkeypatch):
     monkeypatch.setattr(mlp, "warm_up", lambda *given, **more: 7)
-    assert BayesianMLPRegressor(**SMALL).fit(*table()).n_iter_ == 7 + 20 + 40
+    monkeypatch.setattr(mlp, "begin_with_means", lambda *given, **more: 3)
+    for noise, more in (("homoscedastic", 0), ("heteroscedastic", 3)):
+        assert BayesianMLPRegressor(noise=noise, **SMALL).fit(*table()).n_iter_ == 7 + more + 20 + 40
 
 
 @pytest.mark.parametrize(("settings", "error", "named"), REFUSED)
