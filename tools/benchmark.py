@@ -2,6 +2,7 @@
 
     python tools/benchmark.py step      # time per step of every sampler, and of training steps
     python tools/benchmark.py memory    # state and peak memory of a step of every sampler
+    python tools/benchmark.py chains    # eight small networks side by side, beside one alone
 
 Rounds are interleaved; compare the numbers as ratios, within one run.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from experiments.benchmarks.chains import ChainsBenchmark, benchmark_chains
 from experiments.benchmarks.memory import MemoryBenchmark, benchmark_memory
 from experiments.benchmarks.step import StepBenchmark, benchmark_steps
 from experiments.harness.options import Action, parse_command
@@ -18,6 +20,7 @@ from experiments.harness.output import command_line, explained
 COMMANDS: dict[str, tuple[type, Action]] = {
     "step": (StepBenchmark, benchmark_steps),
     "memory": (MemoryBenchmark, benchmark_memory),
+    "chains": (ChainsBenchmark, benchmark_chains),
 }
 
 

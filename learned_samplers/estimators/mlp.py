@@ -208,7 +208,9 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
         n_samples: samples kept of each, less those of the burn-in (half at most).
         n_steps: steps that samples are kept from; raise it where the verdict says so.
         tuning_steps: steps before, in which step size and momentum length are found.
-        warmup_steps: of Adam at most, before these.
+        warmup_steps: of Adam at most, before these. A sixth more where ``noise`` is "heteroscedastic", and twice as
+            many where held-out rows then say that rows were explained away by a wide noise: the networks begin again,
+            from a fit of the means alone.
         prior_precision: λ > 0.
         batch_size: rows a step of the sampler, None for all, or "auto".
         validation_fraction: of the rows, that stop the warm-up; the sampler has them too.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import benchmark
 import pytest
 import torch
-from experiments.benchmarks import memory, step, timing
+from experiments.benchmarks import chains, memory, step, timing
 from experiments.benchmarks.samplers import SAMPLERS, step_of
 
 from learned_samplers.base import matrices
@@ -134,3 +134,21 @@ def test_the_memory_table(tmp_path, monkeypatch):
     benchmark.main(["memory", "--out", str(tmp_path / "memory.md")])
     rows = [[c.strip() for c in line.split("|")[1:-1]] for line in (tmp_path / "memory.md").read_text().splitlines()]
     assert ["L2E, without compiled code", "12.0 (3.0×)", "1.50×", "1.50×"] in rows
+
+
+# ---------------------------------------------------------------- chains
+
+
+def test_eight_chains_and_one_network_move_and_are_compared(tmp_path):
+    x, y = torch.randn(20, chains.FEATURES), torch.randn(20)
+    for make, separate in chains.SAMPLERS.values():
+        for model in (chains.network(), chains.Chains([chains.network() for _ in range(2)], separate=separate)):
+            before, take = [p.detach().clone() for p in model.parameters()], chains.trainer(model, make, x, y)
+            for _ in range(10):
+                take()
+            assert not any(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
+    benchmark.main(["chains", "--rounds", "2", "--rows", "8", "--samplers", "BAOA", "--out", str(tmp_path / "x.md")])
+    assert "| BAOA " in (tmp_path / "x.md").read_text()
+    for wrong in ({"rows": 0}, {"samplers": ("Adam",)}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            chains.ChainsBenchmark(**wrong)
