@@ -25,15 +25,16 @@ from meta_tasks.progress import progress
 CHAINS = 4  # of HMC
 STATES = 100  # of a chain of HMC, whose predictions set the target
 SHARES = (0.25, 0.5)
+HALVED, KEPT = 3000, 2  # at larger budgets than that so many rates go on, of methods that make a run a budget
 EVERY = 5  # steps between states that predict
 UNTUNED = "AdaptedSGHMC(total_steps=), untuned"
 #: Rows of the table → the method of the harness.
 ROWS = {
     "SGHMC": "SGHMC",
     "BAOA": "BAOA",
-    "AdaptedSGHMC": "AdaptedWhitenedSGHMC",
     "AdaptedSGHMC(warmup=L2E)": "AdaptedL2E",
     UNTUNED: "AdaptedWhitenedSGHMC",
+    "AdaptedSGHMC": "AdaptedWhitenedSGHMC",
     "L2E": "L2E",
 }
 #: Those whose one run a seed shows every budget.
@@ -73,11 +74,12 @@ class Setting(Choice):
 
 @dataclass(frozen=True)
 class Reached:
-    """What a row reaches at a budget: its best setting, distance and NLL of each seed."""
+    """What a row reaches at a budget: its best setting, distance and NLL of each seed, and all rates, best first."""
 
     setting: Setting
     distances: list[float]
     nll: list[float]
+    rates: tuple[float, ...]
 
 
 class Experiment:
@@ -196,13 +198,15 @@ class Experiment:
         first = _first(budget, setting.burn_in)
         return (sums[str(budget)] - sums[str(first)]) / (budget // EVERY - first // EVERY)
 
-    def reached(self, row: str, budget: int, truth: Tensor) -> Reached | None:
-        """The best setting of a row at a budget; None if all diverged."""
+    def reached(self, row: str, budget: int, truth: Tensor, known: tuple[float, ...] = ()) -> Reached | None:
+        """The best setting of a row at a budget, of the ``known`` rates if there are any; None if all diverged."""
 
         def distance(found: Tensor | None) -> float | None:
             return None if found is None else metrics.total_variation(found, truth)
 
-        rates = (METHODS["L2E"].rate(self.part.settings),) if row == "L2E" else self.part.rates[row not in LONG]
+        rates = known or self.part.rates[row not in LONG]
+        if row == "L2E":
+            rates = (METHODS["L2E"].rate(self.part.settings),)
         choices = [Setting(0.003, 0.8)]
         if row != UNTUNED:
             choices = [Setting(lr, share) for lr, share in itertools.product(rates, SHARES)]
@@ -211,13 +215,14 @@ class Experiment:
             tuning = tune(
                 *(choices, lambda setting, seed: self.predictions(row, setting, seed, budget), distance),
                 seeds=seeds,
-                extensions=0 if len({c.lr for c in choices}) == 1 else 2,
+                extensions=0 if known or len({c.lr for c in choices}) == 1 else 2,
             )
         except RuntimeError:
             return None
         best = [p for p in tuning.trials[tuning.chosen] if p is not None]
         nll = [metrics.nll(p, self.problem.test[1]) for p in best]
-        return Reached(tuning.chosen, [metrics.total_variation(p, truth) for p in best], nll)
+        ranked = tuple(dict.fromkeys(choice.lr for choice in tuning.ranked()))
+        return Reached(tuning.chosen, [metrics.total_variation(p, truth) for p in best], nll, ranked)
 
     def all(self) -> Iterator[dict[str, Any]]:
         """HMC's own distances and what every row reaches, after each row: as JSON takes it."""
@@ -226,11 +231,13 @@ class Experiment:
         found: dict[str, Any] = {"hmc": own, "target": target, "rows": {}}
         for row in self.options.rows:
             curve: dict[int, Reached] = {}
+            known: tuple[float, ...] = ()
             for budget in self.part.budgets:
-                reached = self.reached(row, budget, truth)
+                reached = self.reached(row, budget, truth, known)
                 if reached is None:
                     continue
                 curve[budget] = reached
+                known = reached.rates[:KEPT] if row not in LONG and budget >= HALVED else ()
                 found["rows"][row] = {"budgets": {b: _numbers(r) for b, r in curve.items()}}
                 found["rows"][row]["gradients"] = gradients_to(
                     target, {b: statistics.fmean(r.distances) for b, r in curve.items()}
