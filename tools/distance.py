@@ -1,7 +1,7 @@
 """How many gradients to HMC's predictions? By the protocol of experiments/distance: a table and a figure.
 
     python tools/distance.py                             # digits and a regression: an hour of one core
-    python tools/distance.py --parts digits_cold --rows BAOA L2E AdaptedSGHMC
+    python tools/distance.py --parts digits --rows SGHMC L2E "AdaptedSGHMC(warmup=L2E)"
 
 Under --out: table.md, results.json, distance.png and every run: the same command goes on from there.
 """

@@ -3,8 +3,7 @@
 *Parts*: ``digits`` (808 training images, an MLP with 50 hidden units, T = 1, prior N(0, 1/3), minibatches of 64);
 ``concrete`` (split 0, an MLP with 50 hidden units and tanh, standardised, noise σ = 0.3 known, T = 1, prior N(0, 1),
 minibatches of 64); ``fashion`` (2,000 images of Fashion-MNIST at 14×14, the first 1,000 test images, two convolutions
-of 8 channels, T = 1, prior N(0, 1/20), minibatches of 64). ``digits_cold`` (an MLP of three layers of 64, T = 0.1,
-prior N(0, 1), minibatches of 32, 2,000 gradients alone) asks how samplers predict beside a cold posterior.
+of 8 channels, T = 1, prior N(0, 1/20), minibatches of 64).
 
 *The truth*: the average over all states of four chains of HMC, from weights of their own, whose step size adapts in
 the first fifth. *Distance*: total variation between predictive distributions, the mean over test rows; of a regression

@@ -45,7 +45,7 @@ LONG = ("SGHMC", "BAOA", "L2E")
 class DistanceOptions(DataOptions, RunOptions):
     """Gradients to HMC's predictions."""
 
-    # Posteriors: digits, concrete, fashion, digits_cold.
+    # Posteriors: digits, concrete, fashion.
     parts: tuple[str, ...] = ("digits", "concrete")
     # Methods, by default all but L2E, which has no law.
     rows: tuple[str, ...] = tuple(name for name in ROWS if name != "L2E")

@@ -60,14 +60,6 @@ PARTS = {
         *((0.03, 15, 600), ((0.02, 0.05, 0.1, 0.2), _ADAPTED)),
         images=1000,
     ),
-    "digits_cold": Part(
-        Settings(
-            *("digits",),
-            **dict(model="mlp", hidden=(64, 64, 64), activation="silu", batch_size=32, validation=200),
-        ),
-        *((0.03, 30, 1200), ((0.01, 0.02, 0.05, 0.1), (0.001, 0.002, 0.005, 0.01))),
-        budgets=(2000,),
-    ),
 }
 
 
