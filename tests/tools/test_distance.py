@@ -85,7 +85,7 @@ def test_gradients_to_the_target():
 def test_the_protocol():
     assert set(DistanceOptions().parts) < set(PARTS)
     for part in PARTS.values():
-        assert [len(rates) for rates in part.rates] == [4, 4]
+        assert [len(rates) for rates in part.rates] == [3, 3]
     assert (PARTS["digits"].settings.temperature, PARTS["digits"].settings.prior_precision) == (1.0, 3.0)
 
 
