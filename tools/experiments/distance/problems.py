@@ -49,7 +49,7 @@ PARTS = {
     ),
     "concrete": Part(
         Settings(temperature=1.0, prior_precision=1.0),
-        *((0.003, 30, 1200), ((0.005, 0.01, 0.02), _ADAPTED)),
+        *((0.003, 30, 800), ((0.005, 0.01, 0.02), _ADAPTED)),
         regression="concrete",
     ),
     "fashion": Part(
