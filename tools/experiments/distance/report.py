@@ -51,10 +51,16 @@ def figure(found: Found, path: Path) -> None:
     fig = new_figure(1.0 + 4.4 * len(shown), 4.2)
     axes: Sequence[Any] = fig.subplots(1, len(shown), squeeze=False)[0]
     names = list(dict.fromkeys(row for part in shown.values() for row in part["rows"]))
-    looks = {name: {"color": color, "label": name} for name, color in zip(names, plots.PALETTE)}
+    dashes = {"BAOA": "--"}  # it lies on SGHMC
+    looks = {
+        name: {"color": color, "label": name, "linestyle": dashes.get(name, "-")}
+        for name, color in zip(names, plots.PALETTE)
+    }
     for ax, (title, part) in zip(axes, shown.items()):
         logarithmic_labels(ax)
         ax.set(xscale="log", xlabel="gradients", title=title)
+        ticks = sorted({int(budget) for row in part["rows"].values() for budget in row["budgets"]})
+        ax.set_xticks(ticks, [f"{each:,}" for each in ticks])
         for name, row in part["rows"].items():
             budgets = [int(budget) for budget in row["budgets"]]
             values = [numbers["distances"] for numbers in row["budgets"].values()]
