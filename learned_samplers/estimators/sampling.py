@@ -180,10 +180,10 @@ def sample(
     flat = flatten(chains)
     start, generator = flat.detach().clone(), torch.Generator().manual_seed(seed)
     mover = (Microcanonical if batch_size is None else Thermal)(flat, num_data, generator)
-    kept: list[Tensor] = []
-    energies: list[Tensor] = []
-    forces: list[Tensor] = []
-    thinning, step, restarts = max(1, steps // samples), -tuning_steps, 0
+    # All at once: what is kept between the large tensors of a step would leave gaps that those no longer fit in.
+    energies = torch.empty(steps, chains.count, dtype=torch.float64)
+    kept, forces = (torch.empty(samples, *flat.shape, dtype=flat.dtype) for _ in range(2))
+    thinning, step, restarts, count = max(1, steps // samples), -tuning_steps, 0, 0
     while step < steps:
         rows = None if batch_size is None else torch.randint(num_data, (batch_size,), generator=generator)
         found = losses(rows) + chains.prior_energy() / num_data
@@ -195,24 +195,23 @@ def sample(
                 raise FloatingPointError(f"the energy of the chains is not finite, at steps down to lr={mover.lr:.1e}")
             flat.data.copy_(start)
             mover = type(mover)(flat, num_data, generator, lr=0.25 * mover.lr)
-            kept, forces, energies, step = [], [], [], -tuning_steps
+            step, count = -tuning_steps, 0
             continue
         if step >= 0:
-            energies.append(energy)
-            if step % thinning == 0 and len(kept) < samples:
-                kept.append(flat.detach().clone())
-                forces.append(num_data * flat.grad)
+            energies[step] = energy
+            if step % thinning == 0 and count < samples:
+                kept[count], forces[count] = flat.detach(), num_data * flat.grad
+                count += 1
         mover.step(energy)
         if step < 0:
             mover.tune(1 + step / tuning_steps)
         step += 1
-    trace = torch.stack(energies)
-    burn_in = min(len(kept) - 1, -(-burn_in_of(trace.mean(1)) // thinning))
-    states, gradients = torch.stack(kept[burn_in:]), torch.stack(forces[burn_in:])
+    burn_in = min(count - 1, -(-burn_in_of(energies.mean(1)) // thinning))
+    states, gradients = kept[burn_in:count], forces[burn_in:count]
     temperature = (
         ((states - states.mean(0)) * gradients).sum().item() / states[1:].numel() if len(states) > 1 else math.nan
     )
-    return collection(chains, kept[burn_in:], model), Trace(trace, temperature, mover.lr)
+    return collection(chains, list(states), model), Trace(energies, temperature, mover.lr)
 
 
 def flatten(chains: Chains) -> nn.Parameter:
