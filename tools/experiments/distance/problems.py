@@ -45,19 +45,28 @@ _ADAPTED = (0.005, 0.01, 0.02)
 PARTS = {
     "digits": Part(
         Settings(model="mlp", hidden=(50,), temperature=1.0, prior_precision=3.0),
-        *((0.03, 30, 1200), ((0.05, 0.1, 0.2), _ADAPTED)),
+        hmc=(0.03, 30, 1200),
+        rates=((0.05, 0.1, 0.2), _ADAPTED),
     ),
     "concrete": Part(
         Settings(temperature=1.0, prior_precision=1.0),
-        *((0.003, 30, 800), ((0.005, 0.01, 0.02), _ADAPTED)),
+        hmc=(0.003, 30, 800),
+        rates=((0.005, 0.01, 0.02), _ADAPTED),
         regression="concrete",
     ),
     "fashion": Part(
         Settings(
-            *("fashion_mnist", None, None, (), 14),
-            **dict(limit=2000, model="cnn", channels=8, depth=2, temperature=1.0, prior_precision=20.0),
+            dataset="fashion_mnist",
+            size=14,
+            limit=2000,
+            model="cnn",
+            channels=8,
+            depth=2,
+            temperature=1.0,
+            prior_precision=20.0,
         ),
-        *((0.03, 15, 600), ((0.05, 0.1, 0.2), _ADAPTED)),
+        hmc=(0.03, 15, 600),
+        rates=((0.05, 0.1, 0.2), _ADAPTED),
         images=1000,
     ),
 }

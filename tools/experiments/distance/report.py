@@ -38,8 +38,8 @@ def _one(part: Mapping[str, Any]) -> str:
     order = ["method", *(f"{budget:,}" for budget in budgets), "gradients", "test NLL"]
     every = rectangular(rows)
     text = markdown([{heading: row[heading] for heading in order if heading in row} for row in every])
-    few, every = spread(own["distances"], 4), spread(own["all_states"], 4)
-    said = f"100 states of a chain of HMC are {few} from the other chains (all its states {every})"
+    few, whole = spread(own["distances"], 4), spread(own["all_states"], 4)
+    said = f"100 states of a chain of HMC are {few} from the other chains (all its states {whole})"
     return f"{said}; the target is {part['target']:.4f}.\n\n{text}"
 
 
