@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -42,8 +41,8 @@ _TINY = 1e-30
 _NEWTON = 18
 # Numbers of states whose roots are made in one step on a GPU; an iteration holds three times as many.
 _ROOTS_AT_ONCE = 1 << 27
-# On a GPU squares of up to so many rows go together, the smaller ones with zeros around them.
-_HEIGHTS = (64, TALLEST_BLOCK)
+# On a GPU squares of up to so many rows go together, the smaller ones with zeros around them; and the larger ones.
+_LOW = 64
 # Above this many operations a step on a CPU, half a second of a core, users are told.
 _MANY_OPERATIONS = 5e10
 
@@ -179,9 +178,9 @@ def _factors(squares: Sequence[Tensor | None]) -> list[Tensor | None]:
     known = [i for i, square in enumerate(squares) if square is not None]
     given: list[Tensor] = [square for square in squares if square is not None]
     a, b, c = _POLYNOMIAL
-    for places in together(given, [bisect_left(_HEIGHTS, each.shape[-1]) for each in given]):
+    for places in together(given, [each.shape[-1] > _LOW for each in given]):
         parts = [given[i] for i in places]
-        square = _side_by_side(parts)
+        square = parts[0] if len(parts) == 1 else _side_by_side(parts)
         whole, eye = None, torch.eye(square.shape[-1], dtype=square.dtype, device=square.device)
         for time in range(_TIMES):
             # The iteration's factor is a + rest.
@@ -199,8 +198,6 @@ def _factors(squares: Sequence[Tensor | None]) -> list[Tensor | None]:
 
 def _side_by_side(squares: Sequence[Tensor]) -> Tensor:
     """Matrices (n, side, side) of several sides as one batch, zeros around the smaller ones."""
-    if len(squares) == 1:
-        return squares[0]
     side = max(each.shape[-1] for each in squares)
     found = squares[0].new_zeros(sum(map(len, squares)), side, side)
     for each, part in zip(squares, found.split([len(each) for each in squares]), strict=True):
@@ -308,7 +305,8 @@ def renew_roots_(states: Sequence[Tensor], step: int, first: int = 0) -> None:
         first: the number of blocks of tensors before these.
     """
     covariances, roots = [], []
-    at_once = torch.compiler.is_compiling() or _together(states)
+    few = sum(map(Tensor.numel, states)) <= _ROOTS_AT_ONCE
+    at_once = torch.compiler.is_compiling() or (bool(states) and few and waits_for_launches(states[0]))
     for state in states:
         if not state.shape[-1]:
             continue
@@ -328,11 +326,6 @@ def renew_roots_(states: Sequence[Tensor], step: int, first: int = 0) -> None:
         sizes = [x.numel() // width**2 for x in some]
         for i, root in zip(places, [found] if len(some) == 1 else found.split(sizes), strict=True):
             roots[i].copy_(root.reshape(roots[i].shape))
-
-
-def _together(states: Sequence[Tensor]) -> bool:
-    """Whether the roots of these states are few enough to be made at once, where launches are what takes time."""
-    return bool(states) and waits_for_launches(states[0]) and sum(x.numel() for x in states) <= _ROOTS_AT_ONCE
 
 
 def renew_roots(sampler: Any, group: dict[str, Any]) -> None:
