@@ -14,9 +14,10 @@ from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.guards.broken_off import putting_back
 from learned_samplers.base.operations import as_number, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
-from learned_samplers.base.step import BLOCK_ON_CPU, Evaluation, GroupInputs, as_loss, blocks, chains_of
+from learned_samplers.base.step import Evaluation, GroupInputs, as_loss, chains_of
 from learned_samplers.classical import mclmc_energy as energy_errors
 from learned_samplers.classical.full_data import LIKELY, OTHER_DATA
+from learned_samplers.classical.layout import Layout
 
 Tensors = Sequence[Tensor]
 
@@ -136,41 +137,6 @@ def joined(kept: Sequence[Tensor | None], fresh: Tensors, size: int) -> list[Ten
     """
     share = 1.0 if all(u is None for u in kept) else 1 / math.sqrt(size)
     return [share * new if u is None else u for u, new in zip(kept, fresh, strict=True)]
-
-
-class Layout:
-    """Small tensors of a chain laid end to end in blocks, behind their leading axes of chains: fewer operations.
-
-    On a CPU a block is no larger than its cache likes, on a GPU it may hold all tensors; those of several dtypes go
-    one by one.
-    """
-
-    def __init__(self, params: Sequence[Tensor], batch_axes: int = 0) -> None:
-        self.params, self.axes = list(params), batch_axes
-        kinds = {(p.dtype, p.device) for p in params}
-        whole = BLOCK_ON_CPU >> 3 if params[0].is_cpu else None
-        self.slices = list(blocks(self.params, whole if len(kinds) == 1 else 1))
-
-    def laid(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """One tensor (chains..., weights) a block."""
-        flat = [x.reshape(*x.shape[: self.axes], -1) for x in tensors]
-        return [torch.cat(flat[s], -1) if s.stop - s.start > 1 else flat[s.start] for s in self.slices]
-
-    def one_each(self, numbers: Sequence[Any]) -> list[Any]:
-        """A block's number, or one a weight where its tensors have several; of a number or a tensor for each tensor."""
-        full = (
-            [x * torch.ones_like(p) for x, p in zip(numbers, self.params, strict=True)] if len({*numbers}) > 1 else []
-        )
-        return self.laid(full) if full else [numbers[0]] * len(self.slices)
-
-    def apart(self, laid: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors in what `laid` gave, in the shapes of the parameters."""
-        found: list[Tensor] = []
-        for block, s in zip(laid, self.slices, strict=True):
-            sizes = [math.prod(p.shape[self.axes :]) for p in self.params[s]]
-            pieces = zip(block.split(sizes, -1), self.params[s], strict=True)
-            found += [piece.reshape(p.shape) for piece, p in pieces]
-        return found
 
 
 def normalise(x: Tensors, batch_axes: int = 0) -> list[Tensor]:

@@ -54,26 +54,6 @@ def test_one_direction_spans_all_tensors_and_chains_do_not_mix():
         assert alone.norm().item() == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize("axes", [0, 1])
-def test_blocks_hold_small_tensors_and_give_them_back(axes, monkeypatch):
-    monkeypatch.setattr(mclmc, "BLOCK_ON_CPU", 8 * 30)
-    shapes = [(4, 3), (4, 2, 2), (4, 50), (4,), (4, 1)]
-    tensors = [torch.randn(shape) for shape in shapes]
-    layout = mclmc.Layout(tensors, axes)
-    laid = layout.laid(tensors)
-    assert [x.numel() for x in laid] == [28, 200, 8]
-    assert all(len(x) == 4 for x in laid) or not axes
-    for found, x in zip(layout.apart(laid), tensors, strict=True):
-        assert torch.equal(found, x)
-    assert layout.one_each([0.5] * 5) == [0.5] * 3
-    sizes = layout.apart(
-        [x.expand_as(y) for x, y in zip(layout.one_each([1.0, 2.0, 3.0, 3.0, 3.0]), laid, strict=True)]
-    )
-    assert [x.unique().item() for x in sizes] == [1.0, 2.0, 3.0, 3.0, 3.0]
-    mixed = [*tensors, torch.randn(4, 2, dtype=torch.float64)]
-    assert [x.dtype for x in mclmc.Layout(mixed, axes).laid(mixed)] == [torch.float32] * 5 + [torch.float64]
-
-
 def test_without_a_force_nothing_turns_and_a_huge_one_aligns():
     u = torch.tensor([0.6, 0.8])
     (still,), growth = turn([u], [torch.zeros(2)], 0.5, 2)
