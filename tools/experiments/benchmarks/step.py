@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +14,19 @@ from torch import Tensor, nn
 from experiments.benchmarks.samplers import COMPILED, NUM_DATA, SAMPLERS, step_of, uncompiled
 from experiments.benchmarks.timing import Step, TimingOptions, interleaved, lower_decile, write_table
 from experiments.harness.options import at_least
-from learned_samplers import L2E, SGHMC, KineticL2E, MetaSGMCMC
+from experiments.harness.runs.methods import soap
+from experiments.harness.runs.muon import Muon, Shampoo
+from learned_samplers import L2E, SGHMC, AdaptedSGHMC, KineticL2E, MetaSGMCMC, Sampler
 from learned_samplers.base.matrices import ROOT_EVERY
 from meta_tasks.networks import architectures
 
-# Sides of images up to which a training step is short enough for all rounds.
-_SMALL = 16
+# Networks of whole training steps: architecture, side of the images, the architecture's own options.
+NETWORKS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "CNN, 16×16": ("cnn", 16, {"channels": 8, "depth": 2}),
+    "ResNet-20-FRN of width 8, 16×16": ("resnet20_frn", 16, {"width": 8}),
+    "ResNet-20-FRN, 32×32": ("resnet20_frn", 32, {}),
+}
+LR_TRAINED = 1e-6
 # After the name of a sampler that is timed without its compiled code.
 WITHOUT_CODE = ", without compiled code"
 # Steps after which a sampler has done all that it does: those that whiten decompose covariances in turns.
@@ -29,27 +37,26 @@ PERIODS = {"L2E": ROOT_EVERY, "WhitenedSGHMC": ROOT_EVERY}
 class StepBenchmark(TimingOptions):
     """Time per step of every sampler, on the tensors of a ResNet-20 and on 10 million parameters in 200 tensors.
 
-    And of whole training steps: of a ResNet-20 with filter response normalisation at batch 64, and of an MLP 784-20-10
-    at batch 500 for the samplers whose update needs the loss.
+    And of whole training steps: of convolutional networks at batch 64, beside the optimizers that samplers are compared
+    with, and of an MLP 784-20-10 at batch 500 for the samplers whose update needs the loss.
     """
 
-    # Rounds on 10 million parameters, and on images of 32×32; 0 leaves these out.
+    # Rounds on 10 million parameters; 0 leaves these out.
     long_rounds: int = 15
     # Also time the samplers that have compiled code without it.
     uncompiled: bool = False
     # Names of samplers, as in the table; none times all of them. Those of torch are always there.
     samplers: tuple[str, ...] = ()
-    # Sides of the ResNet's images; none leaves its training steps out.
-    sizes: tuple[int, ...] = (16, 32)
+    # Networks whose training steps are timed.
+    networks: tuple[str, ...] = tuple(NETWORKS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.long_rounds:
             at_least(2, self, "long_rounds")
-        if min(self.sizes, default=1) < 1:
-            raise ValueError(f"sizes must hold positive integers, got {self.sizes}")
-        if unknown := set(self.samplers) - set(SAMPLERS):
-            raise ValueError(f"samplers must be of {', '.join(SAMPLERS)}, got {', '.join(sorted(unknown))}")
+        for name, known in (("samplers", SAMPLERS), ("networks", NETWORKS)):
+            if unknown := set(getattr(self, name)) - set(known):
+                raise ValueError(f"{name} must be of {'; '.join(known)}, got {'; '.join(sorted(unknown))}")
 
 
 def parameters_with_gradients(shapes: list[tuple[int, ...]], device: str) -> list[Tensor]:
@@ -85,22 +92,43 @@ def trainer(model: nn.Module, make: Callable[[Any], Any], batch: Callable[[], tu
         loss.backward()
         return loss
 
-    return lambda: sampler.step(closure)
+    def step() -> Tensor:
+        if isinstance(sampler, Sampler):  # some need the loss
+            return sampler.step(closure)
+        loss = closure()
+        sampler.step()
+        return loss
+
+    return step
 
 
-def resnet_steps(size: int, device: str, batch: int = 64) -> dict[str, Step]:
-    """Name → one training step of ResNet-20 with filter response normalisation on images of that size."""
+#: Name → what makes the optimizer of whole training steps.
+TRAINED: dict[str, Callable[[Any], Any]] = {
+    "SGHMC": lambda params: SGHMC(params, LR_TRAINED, NUM_DATA),
+    "torch Adam": lambda params: torch.optim.Adam(params, LR_TRAINED),
+    "Muon": lambda params: Muon(params, LR_TRAINED),
+    "Shampoo": lambda params: Shampoo(params, LR_TRAINED),
+    "SOAP": lambda params: soap(params, LR_TRAINED, 0.0),
+    "L2E": lambda params: L2E(params, LR_TRAINED, NUM_DATA),
+    "L2E, network l2e": lambda params: L2E(params, LR_TRAINED, NUM_DATA, network="l2e"),
+    "KineticL2E": lambda params: KineticL2E(params, LR_TRAINED, NUM_DATA),
+    "AdaptedSGHMC(warmup=L2E), warming up": lambda params: AdaptedSGHMC(
+        params, LR_TRAINED, NUM_DATA, warmup=L2E, warmup_steps=10**9
+    ),
+    "AdaptedSGHMC(warmup=L2E), frozen": lambda params: AdaptedSGHMC(
+        params, LR_TRAINED, NUM_DATA, warmup=L2E, warmup_steps=1
+    ),
+}
+
+
+def training_steps(network: str, device: str, batch: int = 64) -> dict[str, Step]:
+    """Name → one training step of a network of `NETWORKS`, on images made of noise."""
+    name, size, own = NETWORKS[network]
     x, y = torch.randn(batch, 3, size, size, device=device), torch.randint(10, (batch,), device=device)
-    lr, n = 1e-6, NUM_DATA
-    made: dict[str, Callable[[Any], Any]] = {
-        "SGHMC": lambda params: SGHMC(params, lr, n),
-        "torch Adam": lambda params: torch.optim.Adam(params, lr),
-        "L2E": lambda params: L2E(params, lr, n),
-        "L2E, network l2e": lambda params: L2E(params, lr, n, network="l2e"),
-        "KineticL2E": lambda params: KineticL2E(params, lr, n),
-    }
-    build = functools.partial(architectures.build, "resnet20_frn", (3, 32, 32), 10)
-    return {name: trainer(build().to(device), make, lambda: (x, y)) for name, make in made.items()}
+    build = functools.partial(architectures.build, name, (3, size, size), 10, **own)
+    missing = set() if importlib.util.find_spec("pytorch_optimizer") else {"SOAP"}
+    made = {key: make for key, make in TRAINED.items() if key not in missing}
+    return {key: trainer(build().to(device), make, lambda: (x, y)) for key, make in made.items()}
 
 
 def mlp_steps(device: str, num_images: int = 20_000) -> dict[str, Step]:
@@ -126,7 +154,7 @@ def mlp_steps(device: str, num_images: int = 20_000) -> dict[str, Step]:
 def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchmark.py step") -> None:
     head = options.prepare()
     if options.long_rounds:
-        head += f", {options.long_rounds} on 10 million parameters and on images above {_SMALL}×{_SMALL}"
+        head += f", {options.long_rounds} on 10 million parameters"
     resnet = [tuple(p.shape) for p in architectures.build("resnet20_frn", (3, 32, 32), 10).parameters()]
     cases: dict[str, tuple[list[tuple[int, ...]], int]] = {
         "ResNet-20": (resnet, options.rounds),
@@ -139,23 +167,30 @@ def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchma
             columns[title] = milliseconds(contestants(make, options), rounds, options, title)
     base = {t: times["torch SGD(momentum)"] + times["randn_like of every parameter"] for t, times in columns.items()}
     tables = [_table("SGD + noise", columns, base)]
-    for size in options.sizes:
-        if rounds := options.rounds if size <= _SMALL else options.long_rounds:
-            title = f"training step, ResNet-20-FRN, batch 64, {size}×{size}"
-            times = milliseconds(resnet_steps(size, options.device), rounds, options, title)
-            tables.append(_table("SGHMC", {title: times}, {title: times["SGHMC"]}))
+    columns = {}
+    for network in options.networks:
+        steps = training_steps(network, options.device)
+        rounds, periods = max(2, options.rounds // ROOT_EVERY), dict.fromkeys(steps, ROOT_EVERY)
+        columns[network] = milliseconds(steps, rounds, options, f"training step, {network}", periods)
+    if columns:
+        tables.append(
+            "Training step, batch 64:\n\n" + _table("SGHMC", columns, {t: c["SGHMC"] for t, c in columns.items()})
+        )
     title = "training step, MLP 784-20-10, batch 500"
     times = milliseconds(mlp_steps(options.device), options.rounds, options, title)
     tables.append(_table("SGHMC", {title: times}, {title: times["SGHMC"]}))
     write_table(options.out, command, "\n\n".join([head, *tables]))
 
 
-def milliseconds(steps: dict[str, Step], rounds: int, options: StepBenchmark, title: str) -> dict[str, float]:
+def milliseconds(
+    steps: dict[str, Step], rounds: int, options: StepBenchmark, title: str, periods: Mapping[str, int] = PERIODS
+) -> dict[str, float]:
     """Milliseconds of each, the tenth percentile of interleaved rounds.
 
-    A round of a sampler that does something in every k-th step alone is k steps, of which this is the mean.
+    A round of a sampler that does something in every k-th step alone is k steps (its period), of which this is the
+    mean.
     """
-    turns = {name: PERIODS.get(name.removesuffix(WITHOUT_CODE), 1) for name in steps}
+    turns = {name: periods.get(name.removesuffix(WITHOUT_CODE), 1) for name in steps}
     rounds_of = {name: functools.partial(_times, step, turns[name]) for name, step in steps.items()}
     times = interleaved(rounds_of, options, title, rounds=rounds)
     return {name: lower_decile(values) / turns[name] for name, values in times.items()}

@@ -24,9 +24,12 @@ from meta_tasks.datasets.corruptions import RECREATED
 
 
 def planned_gradients(options: CompareOptions, data: ImageData) -> int:
-    """Gradients of all runs of one method."""
-    runs = {b: options.tries_at(b, data) * options.tune_seeds + options.seeds for b in options.all_budgets(data)}
-    return sum(budget * number for budget, number in runs.items())
+    """Gradients of all runs."""
+    return sum(
+        budget * (options.tries_at(budget, data, method) * options.tune_seeds + options.seeds)
+        for budget in options.all_budgets(data)
+        for method in options.sampler
+    )
 
 
 class Comparison:
@@ -54,7 +57,7 @@ class Comparison:
         #: Methods that diverged at every setting, and at which budget.
         self.lost: dict[str, str] = {}
         self.alternatives = options.alternatives(data)
-        bar.reset(total=len(options.sampler) * planned_gradients(options, data))
+        bar.reset(total=planned_gradients(options, data))
 
     def run(self, method: str, setting: Setting, budget: int, seed: int, *, test: bool) -> Result:
         """One run of a method at one of its settings."""
@@ -96,11 +99,11 @@ class Comparison:
             lambda setting, seed: self.run(method, setting, budget, seed, test=False),
             lambda result: result.validation_nll,
             seeds=options.tuning_seeds(),
-            tries=options.tries_at(budget, self.data),
+            tries=options.tries_at(budget, self.data, method),
             propose=lambda tuning: proposal(tuning, self.alternatives),
         )
         self.candidates[method] = tuning.ranked()[: options.keep]
-        edge = ", at the edge of what was tried" if tuning.edges() else ""
+        edge = ", at the edge of what was tried" if len(tuning.trials) > 1 and tuning.edges() else ""
         tqdm.write(
             f"{budget} gradients, {method}: {self.describe(tuning.chosen)} has the lowest validation NLL, "
             f"{score_text(tuning.mean(tuning.chosen))}, of {len(tuning.trials)} settings{edge}"

@@ -145,8 +145,10 @@ class CompareOptions(NetworkOptions):
                 precisions.append(precision)
         return {**found, "prior_precision": tuple(dict.fromkeys(precisions))}
 
-    def tries_at(self, budget: int, data: ImageData) -> int:
-        """Settings that every method tries at a budget."""
+    def tries_at(self, budget: int, data: ImageData, method: str) -> int:
+        """Settings that a method tries at a budget."""
+        if METHODS[method].as_it_comes is not None:
+            return 1
         first = budget == self.all_budgets(data)[0]
         return (self.tries if first else min(self.tries, self.keep)) + self.extensions
 

@@ -156,7 +156,7 @@ def _method_content(report: BudgetReport, name: str) -> dict[str, Any]:
         "label": label(results),
         **tuning.chosen.numbers,
         "also_tuned": tuning.chosen.text(report.num_data),
-        "at_edge": bool(tuning.edges()),
+        "at_edge": len(trials) > 1 and bool(tuning.edges()),
         "tuning": [
             {**setting.numbers, "validation_nll": tuning.mean(setting), "seeds": seeds}
             for setting, seeds in trials.items()

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import pytest
+import torch
 import tyro
 from experiments.bandits.posteriors import METHODS as BANDIT_METHODS
 from experiments.function_space.uci import METHODS as REGRESSION_METHODS
 from experiments.harness.methods import one_of
 from experiments.harness.runs.methods import METHODS as RUN_METHODS
+from experiments.harness.runs.methods import candidates
+from experiments.harness.runs.settings import Settings
 from experiments.multi_task.methods import METHODS as TASK_METHODS
 
 import learned_samplers
@@ -54,6 +57,7 @@ def test_a_method_stands_under_its_own_name_which_no_other_has_in_any_case(metho
 def test_samplers_have_the_names_of_their_classes():
     """Of those that are neither optimizers and ensembles nor a sampler in another form."""
     others = {"CyclicalL2E", "AdaptedWhitenedSGHMC", "AdaptedL2E", "CyclicalAdaptedL2E", "L2EPaper"}
+    others |= {"AdaptedAsItComes", "AdaptedL2EAsItComes"}
     others |= {"SingleTask", "MTSGDCode", "PlainEnsemble", "Bootstrap"}
     for name, method in RUN_METHODS.items():
         if method.averaging != "samples" and name not in ("SWAG", "IVON"):
@@ -62,3 +66,18 @@ def test_samplers_have_the_names_of_their_classes():
     known = {*dir(learned_samplers), *dir(approximations), *dir(particles)}
     assert every - others <= known
     assert others <= every
+
+
+@pytest.mark.parametrize("name", ["AdaptedAsItComes", "AdaptedL2EAsItComes"])
+def test_a_method_as_it_comes_has_one_setting_and_the_librarys_defaults(name):
+    method = RUN_METHODS[name]
+    (setting,) = candidates(method, 8, 4, {"temperature": (1.0, 0.1), "burn_in": (0.5, 0.9)})
+    settings = Settings(temperature=0.1, prior_precision=2.0, **dict(setting.also))
+    parameters = [torch.nn.Parameter(torch.zeros(3, 2))]
+    made = method.build([{"params": parameters}], method.plan(settings, setting.lr, 50, 100))
+    usual = learned_samplers.AdaptedSGHMC([torch.nn.Parameter(torch.zeros(3, 2))], num_data=50, total_steps=100)
+    theirs, ours = usual.param_groups[0], made.param_groups[0]
+    changed = {key for key in ours if key != "params" and ours[key] != theirs[key]}
+    assert changed <= {"temperature", "prior_precision", "settling_share"}
+    assert ours["temperature"] == 0.1
+    assert ours["warmup_steps"] == 100 * setting.numbers["burn_in"]  # all that it samples is looked at

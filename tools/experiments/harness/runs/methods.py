@@ -136,6 +136,7 @@ class RunMethod(Method):
         full_batch: whether its gradients are over the whole training set.
         gradients_per_step: gradient evaluations that one step costs.
         cyclical: whether samples are taken in the sampling phases of cycles, the method's own or `CyclicalSchedule`'s.
+        as_it_comes: the share of burn-in of a method of which nothing is tuned, None of the others.
     """
 
     averaging: Averaging = "samples"
@@ -145,6 +146,7 @@ class RunMethod(Method):
     full_batch: bool = False
     gradients_per_step: int = 1
     cyclical: bool = False
+    as_it_comes: float | None = None
 
     def plan(self, settings: Settings, lr: float, num_data: int, steps: int) -> Plan:
         """What `build` takes."""
@@ -196,7 +198,7 @@ def _with_averages(name: str, build: Build, lr: float, tunes: tuple[str, ...], e
     ]
 
 
-def _soap(params: Groups, lr: float, weight_decay: float) -> torch.optim.Optimizer:
+def soap(params: Groups, lr: float, weight_decay: float) -> torch.optim.Optimizer:
     """SOAP of the package pytorch_optimizer, which no extra installs; its decay is decoupled from the gradient."""
     from pytorch_optimizer import SOAP
 
@@ -215,6 +217,7 @@ _ADAPTED_WHITENED = sampler(
 _CYCLICAL_SGMCMC = sampler(CyclicalSGMCMC, **_CYCLES, **_EXPLORATION, **_FRICTION)
 # With minibatches; of pSMILE the preconditioner alone, as its control of the step size takes two gradients a step.
 _MCLMC = sampler(MCLMC, preconditioner=lambda plan: "gradient_noise", **_FRICTION)
+_BUDGET: Any = {"total_steps": lambda plan: plan.steps}
 # The step size is adapted during burn-in.
 _HMC = sampler(
     HMC,
@@ -235,7 +238,7 @@ METHODS: dict[str, RunMethod] = by_name(
     *_with_averages("Adam", _ADAM, 3e-3, _DECAY, "AdamEnsemble"),
     *_with_averages("Muon", optimizer(Muon), 0.01, _DECAY, "MuonEnsemble"),
     *_with_averages("Shampoo", optimizer(Shampoo), 0.01, _DECAY, "ShampooEnsemble"),
-    *_with_averages("SOAP", optimizer(_soap), 3e-3, _DECAY, "SOAPEnsemble")[2:],
+    *_with_averages("SOAP", optimizer(soap), 3e-3, _DECAY, "SOAPEnsemble")[2:],
     RunMethod("SWAG", _SGD, 0.05, "gaussian", (*_DECAY_MOMENTUM, *_WHEN)),
     RunMethod("IVON", _IVON, 0.2, "gaussian", ("temperature",)),
     RunMethod("SGLD", sampler(SGLD), 0.1, tunes=_CHAIN),
@@ -262,6 +265,16 @@ METHODS: dict[str, RunMethod] = by_name(
         network="l2e-gated",
         own_rate=True,
         cyclical=True,
+    ),
+    # As a user takes them who gives num_data, a prior and a budget.
+    RunMethod("AdaptedAsItComes", sampler(AdaptedSGHMC, **_BUDGET), 0.003, as_it_comes=0.8),
+    RunMethod(
+        "AdaptedL2EAsItComes",
+        sampler(AdaptedSGHMC, **_BUDGET, **_WARM_L2E),
+        0.003,
+        network="l2e-gated",
+        own_rate=True,
+        as_it_comes=0.8,
     ),
     RunMethod("L2EPaper", _L2E_PAPER, 0.02, tunes=_CHAIN, network="l2e-paper"),
     # Its Hessian-vector product takes a second gradient at each step.
@@ -308,8 +321,11 @@ def candidates(
     """`tries` settings, of learning rates around ``lr``, by default the method's own, and of what else it tunes.
 
     There are `rates` learning rates, or as many as it takes to have so many settings. Each gets as many of the
-    combinations of the other values as all, up to one, and each combination stands equally often, up to one.
+    combinations of the other values as all, up to one, and each combination stands equally often, up to one. A method
+    that is taken as it comes has a single setting.
     """
+    if method.as_it_comes is not None:
+        return [Setting(method.lr, (("burn_in", method.as_it_comes),))]
     tuned = [name for name in method.tunes if name in alternatives]
     others = [tuple(zip(tuned, each)) for each in product(*(alternatives[name] for name in tuned))]
     lr = method.lr if lr is None else lr
