@@ -23,14 +23,25 @@ from learned_samplers.classical.mass import MASSES
 from learned_samplers.classical.warmup import MakeOptimizer, WarmUp, sampling_group, second_moment
 from learned_samplers.classical.whitened import WhitenedSGHMC
 
-#: Where a budget alone is given: what explores, and for which share of it, settling included.
-WARMUP, WARMUP_SHARE = partial(WhitenedSGHMC, lr=0.002), 0.8
+#: Where a budget alone is given: what explores.
+WARMUP = partial(WhitenedSGHMC, lr=0.002)
 #: The smallest such budget: a mass of fewer than ten gradients says nothing, and is frozen for good.
-LEAST_BUDGET = 13
+LEAST_BUDGET, LEAST_WARMUP = 13, 10
 #: Share of the warm-up in which the chain settles, by its mass: a diagonal one that was measured at a mode is too bold.
 SETTLING_SHARE = {"diagonal": 0.25, "matrix": 0.1}
 #: As so many gradients all of an exploration counts when settling begins: at its end they may all but have vanished.
 REMEMBERED = 20
+
+
+def warmup_of(run: int, num_data: float | None) -> int:
+    """W of a budget, or of a cycle: most of it where data are seen a few times, half of it where they are seen often.
+
+    A run of few epochs predicts by how well it fits, one of many by how many different samples it averages.
+    """
+    if num_data is not None:
+        validation.number_of_data(num_data)
+    seen = float("inf") if num_data is None else float(num_data) / 8
+    return int(min(0.8 * run, max(0.5 * run, seen, LEAST_WARMUP)))
 
 
 def _settling_share(given: dict[str, Any]) -> float:
@@ -102,9 +113,10 @@ class AdaptedSGHMC(Sampler):
         params, num_data, temperature, prior_precision, prior_mean, momentum_init, foreach, generator, options: as for
             `SGHMC`.
         lr: of the chain: Adam's learning rate. Without a warm-up begin with the one that trains the network.
-        total_steps: the budget. It stands for the two next ones: W is four fifths of it (of a cycle, where there are
-            cycles), and `WhitenedSGHMC` explores, at lr 0.002. `thinning` is then known, too. At least 13 (a cycle,
-            too), so that the mass is that of ten gradients.
+        total_steps: the budget. It stands for the two next ones: `WhitenedSGHMC` explores, at lr 0.002, and W is four
+            fifths of it (of a cycle, where there are cycles), but not more than N/8 steps (eight epochs of minibatches
+            of 64), down to half of it. `thinning` is then known, too. At least 13 (a cycle, too), so that the mass is
+            that of ten gradients.
         warmup_steps: W. A mass of a few gradients is a bad one, which slows the chain; its law is the same.
         warmup: None, or what makes an optimizer of parameter groups: the class of a sampler that needs nothing but
             gradients (`WhitenedSGHMC`, `L2E`, ...), a ``functools.partial`` of one, or any callable, as
@@ -185,7 +197,7 @@ class AdaptedSGHMC(Sampler):
                 raise ValueError("warmup_steps or total_steps must be given, got neither")
             name = "total_steps" if cycle_length is None else "cycle_length"
             validation.integer(name, run, least=LEAST_BUDGET)
-            given["warmup_steps"] = int(WARMUP_SHARE * run)
+            given["warmup_steps"] = warmup_of(run, num_data)
         elif total_steps is not None:
             validation.integer("warmup_steps", warmup_steps)
             if warmup_steps >= total_steps:

@@ -634,24 +634,30 @@ def test_a_rate_that_a_schedule_has_brought_down_is_not_taken_over(schedule):
 @pytest.mark.parametrize(
     ("settings", "phases", "thinning"),
     [
-        (dict(total_steps=50), (40, None), 2),
+        # Four fifths of it, not more than N/8 steps, down to half of it and to ten gradients.
+        (dict(total_steps=50, num_data=320), (40, None), 2),
+        (dict(total_steps=50, num_data=240), (30, None), 4),
+        (dict(total_steps=50), (25, None), 5),
+        (dict(total_steps=16), (12, None), 1),
+        (dict(total_steps=20, num_data=8), (10, None), 2),
         (dict(total_steps=50, warmup_steps=30), (30, None), 4),
         (dict(total_steps=46, cycle_length=16), (12, 16), 2),  # 4 + 4 + 2 of a third one that is not finished
-        (dict(total_steps=50, warmup=L2E), (40, None), 2),
+        (dict(total_steps=50, num_data=320, warmup=L2E), (40, None), 2),
     ],
 )
 def test_a_budget_says_when_it_samples(settings, phases, thinning):
     model = small_network()
-    sampler = AdaptedSGHMC(model.parameters(), num_data=N, **settings)
+    sampler = AdaptedSGHMC(model.parameters(), **{"num_data": N, **settings})
     group = sampler.param_groups[0]
     assert (group["warmup_steps"], group["cycle_length"]) == phases
     assert type(sampler.explorer.optimizer) is settings.get("warmup", WhitenedSGHMC)
     assert (group["mass"], group["lr"]) == ("matrix", 0.003)
-    samples = PosteriorSamples(model, sampler, thinning=sampler.thinning(5))
-    assert copy.deepcopy(sampler).thinning(5) == sampler.thinning(5) == thinning
+    number = min(5, settings["total_steps"] - phases[0])
+    samples = PosteriorSamples(model, sampler, thinning=sampler.thinning(number))
+    assert copy.deepcopy(sampler).thinning(number) == sampler.thinning(number) == thinning
     for _ in range(settings["total_steps"]):
         sampler.step(closure_for(model, sampler))
-    assert len(samples) == 5
+    assert len(samples) == number
     with pytest.raises(ValueError, match="num_samples"):
         sampler.thinning(30)
 

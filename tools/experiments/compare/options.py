@@ -147,7 +147,7 @@ class CompareOptions(NetworkOptions):
 
     def tries_at(self, budget: int, data: ImageData, method: str) -> int:
         """Settings that a method tries at a budget."""
-        if METHODS[method].as_it_comes is not None:
+        if METHODS[method].as_it_comes:
             return 1
         first = budget == self.all_budgets(data)[0]
         return (self.tries if first else min(self.tries, self.keep)) + self.extensions

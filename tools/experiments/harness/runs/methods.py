@@ -136,7 +136,7 @@ class RunMethod(Method):
         full_batch: whether its gradients are over the whole training set.
         gradients_per_step: gradient evaluations that one step costs.
         cyclical: whether samples are taken in the sampling phases of cycles, the method's own or `CyclicalSchedule`'s.
-        as_it_comes: the share of burn-in of a method of which nothing is tuned, None of the others.
+        as_it_comes: whether nothing of it is tuned; its burn-in is the warm-up of ``AdaptedSGHMC(total_steps=)``.
     """
 
     averaging: Averaging = "samples"
@@ -146,7 +146,7 @@ class RunMethod(Method):
     full_batch: bool = False
     gradients_per_step: int = 1
     cyclical: bool = False
-    as_it_comes: float | None = None
+    as_it_comes: bool = False
 
     def plan(self, settings: Settings, lr: float, num_data: int, steps: int) -> Plan:
         """What `build` takes."""
@@ -267,14 +267,14 @@ METHODS: dict[str, RunMethod] = by_name(
         cyclical=True,
     ),
     # As a user takes them who gives num_data, a prior and a budget.
-    RunMethod("AdaptedAsItComes", sampler(AdaptedSGHMC, **_BUDGET), 0.003, as_it_comes=0.8),
+    RunMethod("AdaptedAsItComes", sampler(AdaptedSGHMC, **_BUDGET), 0.003, as_it_comes=True),
     RunMethod(
         "AdaptedL2EAsItComes",
         sampler(AdaptedSGHMC, **_BUDGET, **_WARM_L2E),
         0.003,
         network="l2e-gated",
         own_rate=True,
-        as_it_comes=0.8,
+        as_it_comes=True,
     ),
     RunMethod("L2EPaper", _L2E_PAPER, 0.02, tunes=_CHAIN, network="l2e-paper"),
     # Its Hessian-vector product takes a second gradient at each step.
@@ -324,8 +324,8 @@ def candidates(
     combinations of the other values as all, up to one, and each combination stands equally often, up to one. A method
     that is taken as it comes has a single setting.
     """
-    if method.as_it_comes is not None:
-        return [Setting(method.lr, (("burn_in", method.as_it_comes),))]
+    if method.as_it_comes:
+        return [Setting(method.lr)]
     tuned = [name for name in method.tunes if name in alternatives]
     others = [tuple(zip(tuned, each)) for each in product(*(alternatives[name] for name in tuned))]
     lr = method.lr if lr is None else lr
