@@ -10,8 +10,10 @@ import numpy as np
 
 from experiments.compare.report import BudgetReport
 from experiments.harness.figures import band, grid_lines, logarithmic_labels, new_figure
-from experiments.harness.runs.result import CURVES, label
+from experiments.harness.runs.methods import Setting
+from experiments.harness.runs.result import CURVES, Result, label
 from experiments.harness.tables import finished
+from experiments.harness.tuning import Tuning
 from learned_samplers import plots
 from learned_samplers.diagnostics import LossLines
 
@@ -24,7 +26,7 @@ Styles = dict[str, dict[str, Any]]
 def draw_all(report: BudgetReport, out: Path) -> None:
     """The figures of one budget."""
     title = f"{report.settings.dataset}, {report.settings.model}, {report.budget} gradients"
-    for name, figure in {"figure1": figure_1, "figure2": figure_2}.items():
+    for name, figure in {"figure1": figure_1, "figure2": figure_2, "figure3": figure_3}.items():
         if (drawn := figure(report, title)) is not None:
             drawn.savefig(out / f"{name}_{report.budget}.png", dpi=120)
 
@@ -101,3 +103,33 @@ def figure_2(report: BudgetReport, title: str) -> Any:
         plots.cosine_similarity_map(cosines, ax, title=name)
     fig.suptitle(title)
     return fig
+
+
+def figure_3(report: BudgetReport, title: str) -> Any:
+    """What temperature buys: validation NLL at each T, of the best of the other settings, mean ± standard error."""
+    found = {name: at for name, tuning in report.tuning.items() if len(at := by_temperature(tuning)) > 1}
+    if not found:
+        return None
+    every = sorted({temperature for at in found.values() for temperature in at})
+    fig = new_figure(7, 4.6)
+    ax, shown = fig.subplots(), styles(report)
+    for number, (name, at) in enumerate(item for item in found.items() if item[0] in shown):
+        places = [every.index(temperature) + 0.04 * number for temperature in at]
+        scores = list(at.values())
+        errors = [np.std(each, ddof=1) / len(each) ** 0.5 if len(each) > 1 else 0.0 for each in scores]
+        ax.errorbar(places, [np.mean(each) for each in scores], errors, **shown[name], marker="o", capsize=3)
+    ax.set_xticks(range(len(every)), [f"{temperature:g}" for temperature in every])
+    ax.set(xlabel="temperature", ylabel="validation NLL [nats]", title=title)
+    grid_lines(ax)
+    ax.legend(frameon=False)
+    return fig
+
+
+def by_temperature(tuning: Tuning[Setting, Result]) -> dict[float, list[float]]:
+    """Each temperature that was tried, in order → the validation NLL of each seed at the best of the other settings."""
+    best: dict[float, Setting] = {}
+    for setting in tuning.ranked():
+        if "temperature" in setting.numbers:
+            best.setdefault(setting.numbers["temperature"], setting)
+    scores = {at: [run.validation_nll for run in tuning.trials[best[at]]] for at in sorted(best)}
+    return {at: [score for score in found if score is not None] for at, found in scores.items()}
