@@ -9,7 +9,9 @@ import explore
 import pytest
 from experiments.explore import experiment
 from experiments.explore.experiment import CONTROL, ROWS, SEEDS, SETTINGS, Row, explores
+from safetensors.torch import load_file
 
+from learned_samplers import metrics
 from learned_samplers.learned import weights
 
 
@@ -39,6 +41,21 @@ def test_every_row_is_measured_and_nothing_is_done_twice(small, tmp_path, monkey
     assert json.loads((tmp_path / "results.json").read_text())["rows"] == found
 
 
+def test_a_chain_of_hmc_is_compared_with_the_others_and_the_rest_with_all(small, tmp_path, monkeypatch):
+    rows = {"HMC": Row("HMC", 0.03, times=12), "SGHMC": Row("SGHMC", 0.05)}
+    monkeypatch.setitem(experiment.ROWS, "digits", rows)
+    monkeypatch.setitem(explore.SEEDS, "digits", 3)
+    explore.main(["--out", str(tmp_path), "--seeds", "3"])
+    explore.main(["--out", str(tmp_path), "--seeds", "3"])  # now all chains of HMC are there
+    found = json.loads((tmp_path / "results.json").read_text())["rows"]
+    chains = [load_file(tmp_path / f"predictions/HMC_lr0.03_seed{k}.safetensors")["test"].double() for k in range(3)]
+    for number, run in enumerate(found["HMC"]):
+        others = [each for k, each in enumerate(chains) if k != number]
+        assert run["total_variation"] == pytest.approx(metrics.total_variation(chains[number], sum(others) / 2))
+    one = load_file(tmp_path / "predictions/SGHMC_lr0.05_seed0.safetensors")["test"].double()
+    assert found["SGHMC"][0]["total_variation"] == pytest.approx(metrics.total_variation(one, sum(chains) / 3))
+
+
 def test_the_protocol_is_that_of_the_paper():
     digits, fashion = SETTINGS["digits"], SETTINGS["fashion"]
     assert (digits.steps, fashion.steps) == (74_400, 600 * 421)
@@ -47,6 +64,8 @@ def test_the_protocol_is_that_of_the_paper():
         assert (settings.cycles - settings.burn_in_cycles) == settings.num_samples == settings.ensemble_size
         assert settings.steps * (1 - settings.burn_in) == pytest.approx(50 * per_epoch * settings.num_samples)
     assert SEEDS == {"digits": 6, "fashion": 3}
+    hmc = ROWS["digits"]["HMC"].settings(digits)
+    assert hmc.trajectories(808) * (hmc.leapfrog_steps + 1) == pytest.approx(74_400, rel=1e-3)  # full gradients
     for part, rows in ROWS.items():
         assert all(row.rate(SETTINGS[part]) > 0 for row in rows.values())
     assert weights.load_card(weights.find(ROWS["digits"]["L2E, network l2e"].network or ""))["name"] == "l2e"

@@ -29,6 +29,7 @@ COLUMNS = (
     ("nll", "NLL", 4),
     ("single_nll", "NLL of a sample", 4),
     ("accuracy", "accuracy", 4),
+    ("ece", "ECE", 3),
     ("barrier", "barrier [nats]", 3),
     ("near_barrier", "of neighbours", 3),
     ("cosine", "cosine", 3),
@@ -44,14 +45,17 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Row:
-    """A method of the harness, with its learning rate (None: its own) and the name of a learned sampler's weights."""
+    """A method of the harness, with its learning rate (None: its own), the name of a learned sampler's weights, and how
+    many times the budget it has."""
 
     method: str
     lr: float | None = None
     network: str | None = None
+    times: int = 1
 
     def settings(self, settings: Settings) -> Settings:
-        return settings if self.network is None else replace(settings, networks=(f"{self.method}={self.network}",))
+        networks = settings.networks if self.network is None else (f"{self.method}={self.network}",)
+        return replace(settings, networks=networks, steps=self.times * (settings.steps or 0))
 
     def rate(self, settings: Settings) -> float:
         return METHODS[self.method].rate(self.settings(settings)) if self.lr is None else self.lr
@@ -85,7 +89,8 @@ ROWS: dict[str, dict[str, Row]] = {
         "AdaptedL2E": Row("AdaptedL2E", 0.003),
         "CyclicalAdaptedL2E": Row("CyclicalAdaptedL2E", 0.003),
         "AdaptedWhitenedSGHMC": Row("AdaptedWhitenedSGHMC"),
-        "HMC": Row("HMC", 0.03),
+        # The harness counts a gradient of all data as those of an epoch of minibatches.
+        "HMC": Row("HMC", 0.03, times=12),
         "DeepEnsemble": Row("DeepEnsemble", 0.15),
         CONTROL: Row("SGHMC"),
         "L2EPaper": Row("L2EPaper"),
@@ -170,8 +175,9 @@ class Experiment:
             return {"lr": lr, "diverged": result.diverged}
         made_of = {**result.made_of, "row": name}
         numbers = self.store.run(f"explored_{result.name}", made_of, lambda: self.measured(result, settings))
-        reference = self.reference(seed)
-        if reference is not None and name != "HMC":
+        numbers["ece"] = result.scores["ece"]
+        reference = self.reference(without=seed if name == "HMC" else None)
+        if reference is not None:
             test = predictions(result, self.store.folder)["test"].double()
             numbers["agreement"] = metrics.agreement(test, reference)
             numbers["total_variation"] = metrics.total_variation(test, reference)
@@ -214,15 +220,15 @@ class Experiment:
             lengths.append(statistics.fmean(curve[len(curve) // 2 :]))
         return float(f"{rows['SGHMC'].rate(self.settings) * lengths[1] / lengths[0]:.2g}")
 
-    def reference(self, seed: int) -> torch.Tensor | None:
-        """HMC's predictions, averaged over the seeds that are finished; None where there are none."""
+    def reference(self, without: int | None) -> torch.Tensor | None:
+        """HMC's predictions, averaged over the seeds that are finished, one left out; None where there are none."""
         rows, found = ROWS[self.options.part], []
         if "HMC" not in rows:
             return None
         rate = rows["HMC"].rate(self.settings)
         for each in self.options.seed_list():
             path = self.store.path(f"HMC_lr{rate:g}_seed{each}", "predictions", ".safetensors")
-            if path.is_file():
+            if each != without and path.is_file():
                 found.append(self.store.read_tensors(path.stem, "predictions")["test"].double())
         return torch.stack(found).mean(0) if found else None
 
@@ -236,7 +242,7 @@ def explores(row: Mapping[str, float], cyclical: Mapping[str, float], sghmc: Map
 def table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """A row a sampler, the mean ± standard deviation over its seeds."""
     good = {name: [each for each in runs if each["diverged"] is None] for name, runs in found.items()}
-    keys = [key for key, _, _ in COLUMNS[:4]]
+    keys = ["single_nll", "barrier"]
     means = {n: {k: statistics.fmean(each[k] for each in runs) for k in keys} for n, runs in good.items() if runs}
     others = sorted({key for runs in good.values() for each in runs for key in each if " " in key})
     columns = (*COLUMNS, *((key, f"AUROC, {key}" if key.startswith("auroc") else key, 3) for key in others))
