@@ -95,7 +95,7 @@ def test_summary_measures_spread_by_region():
 def test_the_regression_writes_a_figure_and_numbers(tmp_path, capsys, monkeypatch):
     main([*SMALL, "--out", str(tmp_path)])
     content = json.loads((tmp_path / "results.json").read_text())
-    assert list(content["methods"]) == ["HMC", "L2E", "SGHMC", "deep ensemble"]
+    assert list(content["methods"]) == ["HMC", "L2E", "AdaptedSGHMC(warmup=L2E)", "SGHMC", "deep ensemble"]
     assert all(row["std_gap"] > 0 for row in content["methods"].values())
     assert "--hidden 8" in content["command"]
     assert (tmp_path / "regression.png").stat().st_size > 10_000

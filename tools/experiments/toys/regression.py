@@ -1,10 +1,11 @@
-"""One-dimensional regression with a gap in the data by HMC, L2E, SGHMC and an ensemble."""
+"""One-dimensional regression with a gap in the data by HMC, L2E, AdaptedSGHMC, SGHMC and an ensemble."""
 
 from __future__ import annotations
 
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from experiments.harness.figures import new_figure
 from experiments.harness.options import at_least, at_least_one, not_negative, positive
 from experiments.harness.output import settings_of, write_outputs
 from experiments.harness.tables import markdown
-from learned_samplers import HMC, L2E, SGHMC, PosteriorSamples, SampleCollection
+from learned_samplers import HMC, L2E, SGHMC, AdaptedSGHMC, PosteriorSamples, SampleCollection, Sampler
 
 RANGES = ((-5.0, -1.0), (1.0, 4.0))
 GAP, GRID = (-1.0, 1.0), (-7.0, 6.0)
 NOISE = 0.1  # standard deviation of the noise on y, known to the likelihood
+ADAPTED = "AdaptedSGHMC(warmup=L2E)"
 PRIOR_PRECISION = 10.0  # of the normal prior on every weight
 
 
@@ -35,16 +37,16 @@ class Regression:
     hidden: tuple[int, ...] = (100, 100)
     # Posterior samples of every method; members of the ensemble.
     samples: int = 50
-    # Steps of L2E and SGHMC before the first sample.
+    # Steps of the samplers with minibatches before the first sample; AdaptedSGHMC's warm-up.
     burn_in: int = 1000
-    # Steps of L2E and SGHMC between samples.
+    # Their steps between samples.
     thinning: int = 50
     # Points in a minibatch.
     batch_size: int = 100
-    # Learning rate of L2E and SGHMC. It is small because the loss is a squared error over noise².
+    # Learning rate of SGHMC; the others have their own. It is small because the loss is a squared error over noise².
     lr: float = 1e-4
     # L2E's network: a shipped name or a weight file.
-    network: str = "l2e"
+    network: str = "l2e-gated"
     # Adam steps of each member of the ensemble.
     ensemble_steps: int = 300
     # Trajectories of HMC before the first sample; its step size adapts meanwhile.
@@ -89,7 +91,7 @@ def network(options: Regression) -> nn.Sequential:
 
 
 class Runs:
-    """The four methods on the same data.
+    """The methods on the same data.
 
     Raises:
         ValueError, OSError: there are no weights of that name, or not for these layers.
@@ -112,10 +114,12 @@ class Runs:
             self.loss(model, self.x[index], self.y[index]).backward()
             optimizer.step()
 
-    def sampler(self, label: str, model: nn.Module) -> L2E | SGHMC:
-        if label == "L2E":
-            return L2E(model.parameters(), self.options.lr, network=self.options.network, **self.common)
-        return SGHMC(model.parameters(), self.options.lr, **self.common)
+    def sampler(self, label: str, model: nn.Module) -> Sampler:
+        options, params = self.options, model.parameters()
+        learned = partial(L2E, network=options.network)
+        if label == ADAPTED:
+            return AdaptedSGHMC(params, warmup_steps=max(1, options.burn_in), warmup=learned, **self.common)
+        return learned(params, **self.common) if label == "L2E" else SGHMC(params, options.lr, **self.common)
 
     def stochastic(self, label: str) -> SampleCollection:
         options, model = self.options, network(self.options)
@@ -172,7 +176,7 @@ def summary(functions: dict[str, Tensor], grid: Tensor, seconds: dict[str, float
 
 def figure(path: Path, functions: dict[str, Tensor], grid: Tensor, data: tuple[Tensor, Tensor]) -> None:
     """Mean and 95 % interval of the function under each method."""
-    fig = new_figure(11.0, 3.2)
+    fig = new_figure(13.0, 3.2)
     x = grid[:, 0]
     for axes, (name, values) in zip(fig.subplots(1, len(functions), sharey=True), functions.items()):
         low, high = torch.quantile(values, torch.tensor([0.025, 0.975]), dim=0)
@@ -180,7 +184,7 @@ def figure(path: Path, functions: dict[str, Tensor], grid: Tensor, data: tuple[T
         axes.plot(x, values.mean(0), label="mean")
         axes.plot(x, x.sin(), color="black", linestyle="--", linewidth=1, label="sin x")
         axes.plot(data[0], data[1], ".", color="grey", markersize=1, alpha=0.5, zorder=0, label="data")
-        axes.set(title=name, xlabel="x", ylim=(-4, 4), xlim=GRID)
+        axes.set(title=name.replace("(", "\n("), xlabel="x", ylim=(-4, 4), xlim=GRID)
     fig.axes[0].set_ylabel("y")
     handles, labels = fig.axes[0].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside lower center", ncols=len(labels), markerscale=8)
@@ -188,7 +192,7 @@ def figure(path: Path, functions: dict[str, Tensor], grid: Tensor, data: tuple[T
 
 
 def regression(options: Regression, command: str) -> None:
-    """Run the four methods; write figure, table and numbers.
+    """Run the methods; write figure, table and numbers.
 
     Raises:
         FloatingPointError: a prediction is not finite.
@@ -197,7 +201,7 @@ def regression(options: Regression, command: str) -> None:
     runs, grid, acceptance = Runs(options), torch.linspace(*GRID, 261)[:, None], math.nan
     functions: dict[str, Tensor] = {}
     seconds: dict[str, float] = {}
-    for label in ("HMC", "L2E", "SGHMC", "deep ensemble"):
+    for label in ("HMC", "L2E", ADAPTED, "SGHMC", "deep ensemble"):
         torch.manual_seed(options.seed)
         started = time.perf_counter()
         if label == "HMC":
