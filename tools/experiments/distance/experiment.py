@@ -20,6 +20,7 @@ from experiments.harness.runs.methods import METHODS
 from experiments.harness.runs.minibatches import batches
 from experiments.harness.tuning import Choice, tune
 from learned_samplers import HMC, metrics
+from learned_samplers.classical.adapted import warmup_of
 from meta_tasks.progress import progress
 
 CHAINS = 4  # of HMC
@@ -27,13 +28,13 @@ STATES = 100  # of a chain of HMC, whose predictions set the target
 SHARES = (0.25, 0.5)
 HALVED, KEPT = 3000, 2  # at larger budgets than that so many rates go on, of methods that make a run a budget
 EVERY = 5  # steps between states that predict
-UNTUNED = "AdaptedSGHMC(total_steps=), untuned"
+UNTUNED = "AdaptedSGHMC(total_steps=, warmup=L2E), untuned"
 #: Rows of the table → the method of the harness.
 ROWS = {
     "SGHMC": "SGHMC",
     "BAOA": "BAOA",
     "AdaptedSGHMC(warmup=L2E)": "AdaptedL2E",
-    UNTUNED: "AdaptedWhitenedSGHMC",
+    UNTUNED: "AdaptedL2EAsItComes",
     "AdaptedSGHMC": "AdaptedWhitenedSGHMC",
     "L2E": "L2E",
 }
@@ -207,7 +208,7 @@ class Experiment:
         rates = known or self.part.rates[row not in LONG]
         if row == "L2E":
             rates = (METHODS["L2E"].rate(self.part.settings),)
-        choices = [Setting(0.003, 0.8)]
+        choices = [Setting(0.003, warmup_of(budget, self.problem.num_data) / budget)]
         if row != UNTUNED:
             choices = [Setting(lr, share) for lr, share in itertools.product(rates, SHARES)]
         seeds = self.options.seed_list()
