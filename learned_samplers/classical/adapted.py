@@ -18,6 +18,7 @@ from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.classical.adapted_rule import INTEGRATORS, adapted_rule
+from learned_samplers.classical.budget import LEAST_BUDGET, settling_of, warmup_of
 from learned_samplers.classical.cyclical import cycle_of
 from learned_samplers.classical.mass import MASSES
 from learned_samplers.classical.warmup import MakeOptimizer, WarmUp, sampling_group, second_moment
@@ -25,35 +26,8 @@ from learned_samplers.classical.whitened import WhitenedSGHMC
 
 #: Where a budget alone is given: what explores.
 WARMUP = partial(WhitenedSGHMC, lr=0.002)
-#: The smallest such budget: a mass of fewer than ten gradients says nothing, and is frozen for good.
-LEAST_BUDGET, LEAST_WARMUP = 13, 10
-#: Share of the warm-up in which the chain settles, by its mass: a diagonal one that was measured at a mode is too bold.
-SETTLING_SHARE = {"diagonal": 0.25, "matrix": 0.1}
 #: As so many gradients all of an exploration counts when settling begins: at its end they may all but have vanished.
 REMEMBERED = 20
-
-
-def warmup_of(run: int, num_data: float | None) -> int:
-    """W of a budget, or of a cycle: most of it where data are seen a few times, half of it where they are seen often.
-
-    A run of few epochs predicts by how well it fits, one of many by how many different samples it averages.
-    """
-    if num_data is not None:
-        validation.number_of_data(num_data)
-    seen = float("inf") if num_data is None else float(num_data) / 8
-    return int(min(0.8 * run, max(0.5 * run, seen, LEAST_WARMUP)))
-
-
-def _settling_share(given: dict[str, Any]) -> float:
-    """S where it is not given: see `AdaptedSGHMC`."""
-    lr, temperature, prior = (validation.number(name, given[name]) for name in ("lr", "temperature", "prior_precision"))
-    validation.one_of("mass", given["mass"], MASSES)
-    validation.integer("warmup_steps", given["warmup_steps"])
-    validation.positive("lr", lr)
-    validation.non_negative("temperature", temperature)
-    validation.non_negative("prior_precision", prior)
-    steps = 2 * (temperature / prior) ** 0.5 / lr if prior else 0.0
-    return max(SETTLING_SHARE[given["mass"]], min(0.5, steps / given["warmup_steps"]))
 
 
 class AdaptedSGHMC(Sampler):
@@ -206,7 +180,7 @@ class AdaptedSGHMC(Sampler):
         del given["warmup"]
         self.warmup = warmup
         if settling_share is None:
-            given["settling_share"] = 0.0 if warmup is None else _settling_share(given)
+            given["settling_share"] = 0.0 if warmup is None else settling_of(given)
         super().__init__(params, given, generator=generator)
         if cycle_length is not None:
             self.badge = "heuristic"  # type: ignore[misc]

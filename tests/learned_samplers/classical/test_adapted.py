@@ -660,24 +660,3 @@ def test_a_budget_says_when_it_samples(settings, phases, thinning):
     assert len(samples) == number
     with pytest.raises(ValueError, match="num_samples"):
         sampler.thinning(30)
-
-
-@pytest.mark.parametrize(
-    ("own", "share"),
-    [
-        (dict(prior_precision=20.0, temperature=0.1), 0.1),
-        (dict(prior_precision=20.0, temperature=0.1, mass="diagonal"), 0.25),
-        # 2·√(T/λ)/lr: 211 of 500 steps, 667 of 2000, and at most half.
-        (dict(warmup_steps=500, temperature=0.1), 2 * 0.1**0.5 / 0.003 / 500),
-        (dict(warmup_steps=2000, lr=torch.tensor(0.003)), 1 / 3),
-        (dict(warmup_steps=1000), 0.5),
-        (dict(prior_precision=0.0), 0.1),
-        (dict(temperature=0.0), 0.1),
-        (dict(warmup=None), 0.0),
-        (dict(warmup_steps=500, settling_share=0.1), 0.1),
-    ],
-)
-def test_it_settles_for_as_long_as_weights_take_to_the_priors_width(own, share):
-    own = {"lr": 0.003, "warmup": WhitenedSGHMC, "warmup_steps": 800, "prior_precision": 1.0, **own}
-    sampler = AdaptedSGHMC([torch.nn.Parameter(torch.zeros(2, 2))], num_data=N, **own)
-    assert sampler.param_groups[0]["settling_share"] == pytest.approx(share, rel=1e-3)

@@ -19,7 +19,7 @@ from experiments.harness.runs.runner import Runs, store_for
 from experiments.harness.runs.settings import Settings
 from experiments.harness.tables import finished
 from experiments.harness.tuning import Tuning, score_text, tune
-from learned_samplers.classical.adapted import warmup_of
+from learned_samplers.classical.budget import warmup_of
 from meta_tasks.datasets import ImageData
 from meta_tasks.datasets.corruptions import RECREATED
 

@@ -8,8 +8,8 @@ at the end of each; HMC with as many full gradients; an ensemble of 100 networks
 (252,600 gradients), of which 100 are burn-in, then ten samples 50 epochs apart; cycles of 50 epochs; an ensemble of
 ten; three seeds; out of distribution MNIST and notMNIST.
 
-Learning rates are those of earlier tables on the same network (docs/tables/digits_hmc.md and compare_fashion_mnist.md,
-chosen there by validation NLL), else a method's own; nothing is chosen here. Barriers, divergences and disagreement are
+Learning rates are those of version 0.x on the same network (chosen there by validation NLL), else a method's own;
+nothing is chosen here. Barriers, divergences and disagreement are
 of test images (at most 1,000), over 1,000 lines drawn from the pairs of 100 samples, over all pairs of ten.
 
 **The criterion**: a sampler *explores* if the median barrier over all pairs of its samples is above 0.1 nats where that

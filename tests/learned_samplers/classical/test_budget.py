@@ -1,0 +1,47 @@
+"""The defaults of a warm-up that a budget and a prior give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from learned_samplers import AdaptedSGHMC, WhitenedSGHMC
+from learned_samplers.classical.budget import warmup_of
+
+N = 100
+
+
+@pytest.mark.parametrize(
+    ("run", "num_data", "steps"),
+    [(1000, 40_960, 800), (5000, 40_960, 4000), (10_000, 40_960, 5120), (20_000, 40_960, 10_000), (13, 8, 10)],
+)
+def test_data_that_are_seen_often_leave_half_of_the_run_for_samples(run, num_data, steps):
+    assert warmup_of(run, num_data) == warmup_of(run, torch.tensor(float(num_data))) == steps
+    assert warmup_of(run, None) == int(0.8 * run)
+
+
+@pytest.mark.parametrize(("num_data", "error"), [(-1, ValueError), ([1, 2], TypeError), (float("nan"), ValueError)])
+def test_a_number_of_data_that_is_none_is_refused_by_its_name(num_data, error):
+    with pytest.raises(error, match="num_data"):
+        AdaptedSGHMC([torch.nn.Parameter(torch.zeros(2, 2))], num_data=num_data, total_steps=100)
+
+
+@pytest.mark.parametrize(
+    ("own", "share"),
+    [
+        (dict(prior_precision=20.0, temperature=0.1), 0.1),
+        (dict(prior_precision=20.0, temperature=0.1, mass="diagonal"), 0.25),
+        # 2·√(T/λ)/lr: 211 of 500 steps, 667 of 2000, and at most half.
+        (dict(warmup_steps=500, temperature=0.1), 2 * 0.1**0.5 / 0.003 / 500),
+        (dict(warmup_steps=2000, lr=torch.tensor(0.003)), 1 / 3),
+        (dict(warmup_steps=1000), 0.5),
+        (dict(prior_precision=0.0), 0.1),
+        (dict(temperature=0.0), 0.1),
+        (dict(warmup=None), 0.0),
+        (dict(warmup_steps=500, settling_share=0.1), 0.1),
+    ],
+)
+def test_it_settles_for_as_long_as_weights_take_to_the_priors_width(own, share):
+    own = {"lr": 0.003, "warmup": WhitenedSGHMC, "warmup_steps": 800, "prior_precision": 1.0, **own}
+    sampler = AdaptedSGHMC([torch.nn.Parameter(torch.zeros(2, 2))], num_data=N, **own)
+    assert sampler.param_groups[0]["settling_share"] == pytest.approx(share, rel=1e-3)
