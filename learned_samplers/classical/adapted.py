@@ -18,7 +18,7 @@ from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.classical.adapted_rule import INTEGRATORS, adapted_rule
-from learned_samplers.classical.budget import LEAST_BUDGET, settling_of, warmup_of
+from learned_samplers.classical.budget import LEAST_BUDGET, settling_of, thinning_of, warmup_of
 from learned_samplers.classical.cyclical import cycle_of
 from learned_samplers.classical.mass import MASSES
 from learned_samplers.classical.warmup import MakeOptimizer, WarmUp, sampling_group, second_moment
@@ -102,8 +102,8 @@ class AdaptedSGHMC(Sampler):
             plain optimisation.
         settling_share: S in [0, 1); by default 0.1 with a matrix mass and 0.25 with a diagonal one, but at least twice
             as many steps as a weight without gradients takes to the prior's width, √(T/λ)/lr, up to half of W: with a
-            wide prior the chain has far to go before its gradients are those of the posterior. 0 without a ``warmup``,
-            for then it has settled anyway.
+            wide prior the chain has far to go before its gradients are those of the posterior (T, λ and lr are those
+            given here, not a group's own). 0 without a ``warmup``, for then it has settled anyway.
         mass: "diagonal" or "matrix"; by default "matrix" with a warm-up by another optimizer: it fits faster and mixes
             better.
         cycle_length: K > W, in steps; None for a single warm-up.
@@ -171,11 +171,12 @@ class AdaptedSGHMC(Sampler):
                 raise ValueError("warmup_steps or total_steps must be given, got neither")
             name = "total_steps" if cycle_length is None else "cycle_length"
             validation.integer(name, run, least=LEAST_BUDGET)
-            given["warmup_steps"] = warmup_of(run, num_data)
+            given["warmup_steps"] = warmup_steps = warmup_of(run, num_data)  # type: ignore[arg-type]  # None is refused
         elif total_steps is not None:
             validation.integer("warmup_steps", warmup_steps)
-            if warmup_steps >= total_steps:
-                raise ValueError(f"total_steps must be more than warmup_steps={warmup_steps}, got {total_steps}")
+        if total_steps is not None and warmup_steps >= total_steps:
+            of = "" if cycle_length is None else f" of a cycle_length of {cycle_length}"
+            raise ValueError(f"total_steps must be more than warmup_steps={warmup_steps}{of}, got {total_steps}")
         given["mass"] = mass if mass is not None else "diagonal" if warmup is None else "matrix"
         del given["warmup"]
         self.warmup = warmup
@@ -324,10 +325,10 @@ class AdaptedSGHMC(Sampler):
         first = self.param_groups[0]
         length = first["cycle_length"] or self.total_steps
         cycles, rest = divmod(self.total_steps, length)
-        steps = cycles * (length - first["warmup_steps"]) + max(0, rest - first["warmup_steps"])
-        if steps < num_samples:
-            raise ValueError(f"num_samples={num_samples} exceeds the {steps} steps in which it samples")
-        return steps // num_samples
+        phases = [length - first["warmup_steps"]] * cycles + [max(0, rest - first["warmup_steps"])]
+        if sum(phases) < num_samples:
+            raise ValueError(f"num_samples={num_samples} exceeds the {sum(phases)} steps in which it samples")
+        return thinning_of(phases, num_samples)
 
     @property
     def cycle(self) -> int:

@@ -13,18 +13,22 @@ LEAST_BUDGET, LEAST_WARMUP = 13, 10
 SETTLING_SHARE = {"diagonal": 0.25, "matrix": 0.1}
 
 
-def warmup_of(run: int, num_data: float | None) -> int:
+def warmup_of(run: int, num_data: float) -> int:
     """W of a budget, or of a cycle: most of it where data are seen a few times, half of it where they are seen often.
 
-    A run of few epochs predicts by how well it fits, one of many by how many different samples it averages.
-
-    Args:
-        num_data: None where it is not known yet.
+    A run of few epochs predicts by how well it fits, one of many by how many different samples it averages. How large
+    minibatches are is not known here; N/8 steps are eight epochs of 64.
     """
-    if num_data is not None:
-        validation.number_of_data(num_data)
-    seen = float("inf") if num_data is None else float(num_data) / 8
-    return int(min(0.8 * run, max(0.5 * run, seen, LEAST_WARMUP)))
+    validation.number_of_data(num_data)
+    return int(min(0.8 * run, max(0.5 * run, float(num_data) / 8, LEAST_WARMUP)))
+
+
+def thinning_of(phases: list[int], num_samples: int) -> int:
+    """The largest number of steps between samples of which phases of so many steps give at least ``num_samples``."""
+    thinning = max(1, sum(phases) // num_samples)
+    while sum(steps // thinning for steps in phases) < num_samples:
+        thinning -= 1
+    return thinning
 
 
 def settling_of(given: dict[str, Any]) -> float:

@@ -41,19 +41,22 @@ def test_every_row_is_measured_and_nothing_is_done_twice(small, tmp_path, monkey
     assert json.loads((tmp_path / "results.json").read_text())["rows"] == found
 
 
-def test_a_chain_of_hmc_is_compared_with_the_others_and_the_rest_with_all(small, tmp_path, monkeypatch):
+def test_every_run_is_compared_with_the_chains_of_hmc_of_the_other_seeds(small, tmp_path, monkeypatch):
     rows = {"HMC": Row("HMC", 0.03, times=12), "SGHMC": Row("SGHMC", 0.05)}
     monkeypatch.setitem(experiment.ROWS, "digits", rows)
     monkeypatch.setitem(explore.SEEDS, "digits", 3)
     explore.main(["--out", str(tmp_path), "--seeds", "3"])
-    explore.main(["--out", str(tmp_path), "--seeds", "3"])  # now all chains of HMC are there
     found = json.loads((tmp_path / "results.json").read_text())["rows"]
-    chains = [load_file(tmp_path / f"predictions/HMC_lr0.03_seed{k}.safetensors")["test"].double() for k in range(3)]
-    for number, run in enumerate(found["HMC"]):
-        others = [each for k, each in enumerate(chains) if k != number]
-        assert run["total_variation"] == pytest.approx(metrics.total_variation(chains[number], sum(others) / 2))
-    one = load_file(tmp_path / "predictions/SGHMC_lr0.05_seed0.safetensors")["test"].double()
-    assert found["SGHMC"][0]["total_variation"] == pytest.approx(metrics.total_variation(one, sum(chains) / 3))
+
+    def test(name):
+        return load_file(tmp_path / f"predictions/{name}.safetensors")["test"].double()
+
+    chains = [test(f"HMC_lr0.03_seed{seed}") for seed in range(3)]
+    for seed in range(3):
+        others = sum(each for k, each in enumerate(chains) if k != seed) / 2
+        for name, own in (("HMC", chains[seed]), ("SGHMC", test(f"SGHMC_lr0.05_seed{seed}"))):
+            assert found[name][seed]["total_variation"] == pytest.approx(metrics.total_variation(own, others))
+            assert found[name][seed]["agreement"] == pytest.approx(metrics.agreement(own, others))
 
 
 def test_the_protocol_is_that_of_the_paper():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from learned_samplers import AdaptedSGHMC, WhitenedSGHMC
-from learned_samplers.classical.budget import warmup_of
+from learned_samplers.classical.budget import thinning_of, warmup_of
 
 N = 100
 
@@ -17,10 +17,33 @@ N = 100
 )
 def test_data_that_are_seen_often_leave_half_of_the_run_for_samples(run, num_data, steps):
     assert warmup_of(run, num_data) == warmup_of(run, torch.tensor(float(num_data))) == steps
-    assert warmup_of(run, None) == int(0.8 * run)
 
 
-@pytest.mark.parametrize(("num_data", "error"), [(-1, ValueError), ([1, 2], TypeError), (float("nan"), ValueError)])
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (dict(total_steps=100, cycle_length=200), r"total_steps.*warmup_steps=100 of a cycle_length of 200, got 100"),
+        (dict(total_steps=100, warmup_steps=100), r"total_steps.*warmup_steps=100, got 100"),
+        (dict(total_steps=12), r"total_steps.*13"),
+    ],
+)
+def test_a_budget_without_a_step_to_sample_in_is_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        AdaptedSGHMC([torch.nn.Parameter(torch.zeros(2, 2))], num_data=N, **settings)
+
+
+@pytest.mark.parametrize(
+    ("phases", "num_samples", "thinning"), [([7, 7, 7, 0], 7, 2), ([4, 4, 2], 5, 2), ([25], 5, 5), ([3, 3], 6, 1)]
+)
+def test_phases_give_as_many_samples_as_were_asked_for(phases, num_samples, thinning):
+    assert thinning_of(phases, num_samples) == thinning
+    assert sum(steps // thinning for steps in phases) >= num_samples
+    assert sum(steps // (thinning + 1) for steps in phases) < num_samples
+
+
+@pytest.mark.parametrize(
+    ("num_data", "error"), [(-1, ValueError), ([1], TypeError), (float("nan"), ValueError), (None, TypeError)]
+)
 def test_a_number_of_data_that_is_none_is_refused_by_its_name(num_data, error):
     with pytest.raises(error, match="num_data"):
         AdaptedSGHMC([torch.nn.Parameter(torch.zeros(2, 2))], num_data=num_data, total_steps=100)

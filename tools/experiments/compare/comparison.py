@@ -12,14 +12,13 @@ from tqdm import tqdm
 from experiments.compare.corruptions import NONE, CorruptedImages
 from experiments.compare.options import CompareOptions
 from experiments.compare.report import BudgetReport
-from experiments.harness.runs.methods import METHODS, Setting, proposal
+from experiments.harness.runs.methods import Setting, proposal
 from experiments.harness.runs.networks import own_network
 from experiments.harness.runs.result import Result
 from experiments.harness.runs.runner import Runs, store_for
 from experiments.harness.runs.settings import Settings
 from experiments.harness.tables import finished
 from experiments.harness.tuning import Tuning, score_text, tune
-from learned_samplers.classical.budget import warmup_of
 from meta_tasks.datasets import ImageData
 from meta_tasks.datasets.corruptions import RECREATED
 
@@ -63,18 +62,16 @@ class Comparison:
     def run(self, method: str, setting: Setting, budget: int, seed: int, *, test: bool) -> Result:
         """One run of a method at one of its settings."""
         return self.runs[budget].run(
-            *(self.settings(method, budget, setting), method, setting.lr, seed),
+            *(self.settings(budget, setting), method, setting.lr, seed),
             title=f"{budget} gradients, {method}, {self.describe(setting)}, seed {seed}",
             bar=self.bar,
             test=test,
             variant=setting.variant,
         )
 
-    def settings(self, method: str, budget: int, setting: Setting) -> Settings:
+    def settings(self, budget: int, setting: Setting) -> Settings:
         """Of a run: those of the comparison, with the budget and what is tuned."""
         own: dict[str, Any] = dict(setting.also)
-        if METHODS[method].as_it_comes:
-            own["burn_in"] = warmup_of(budget, self.data.num_data) / budget
         return replace(self.options.settings, steps=budget, **own)
 
     def describe(self, setting: Setting) -> str:
@@ -131,7 +128,7 @@ class Comparison:
                 report.lost[method] = str(error)
                 continue
             finals = [self.run(method, tuning.chosen, budget, seed, test=True) for seed in options.seed_list()]
-            own = self.settings(method, budget, tuning.chosen)
+            own = self.settings(budget, tuning.chosen)
             for number, result in enumerate(finals):
                 runs.measure(result, own, lines=number == 0, convergence=options.convergence)
             for setting, tried in tuning.trials.items():
@@ -155,7 +152,7 @@ class Comparison:
         for name in (NONE, *RECREATED):
             self.bar.set_description(f"{report.budget} gradients, test images under {name}")
             for method, results in report.runs.items():
-                settings = self.settings(method, report.budget, report.tuning[method].chosen)
+                settings = self.settings(report.budget, report.tuning[method].chosen)
                 for result in finished(results):
                     if name in images.missing(result):
                         assert result.corruptions is not None

@@ -106,20 +106,26 @@ def figure_2(report: BudgetReport, title: str) -> Any:
 
 
 def figure_3(report: BudgetReport, title: str) -> Any:
-    """What temperature buys: validation NLL at each T, of the best of the other settings, mean ± standard error."""
-    found = {name: at for name, tuning in report.tuning.items() if len(at := by_temperature(tuning)) > 1}
+    """What temperature buys: validation NLL at each T, of the best of the other settings tried, mean ± standard error.
+
+    Of one tuning seed there is no error.
+    """
+    shown = styles(report)
+    found = {
+        name: at for name, tuning in report.tuning.items() if name in shown and len(at := by_temperature(tuning)) > 1
+    }
     if not found:
         return None
     every = sorted({temperature for at in found.values() for temperature in at})
     fig = new_figure(7, 4.6)
-    ax, shown = fig.subplots(), styles(report)
-    for number, (name, at) in enumerate(item for item in found.items() if item[0] in shown):
+    ax = fig.subplots()
+    for number, (name, at) in enumerate(found.items()):
         places = [every.index(temperature) + 0.04 * number for temperature in at]
         scores = list(at.values())
-        errors = [np.std(each, ddof=1) / len(each) ** 0.5 if len(each) > 1 else 0.0 for each in scores]
+        errors = [np.std(each, ddof=1) / len(each) ** 0.5 if len(each) > 1 else np.nan for each in scores]
         ax.errorbar(places, [np.mean(each) for each in scores], errors, **shown[name], marker="o", capsize=3)
     ax.set_xticks(range(len(every)), [f"{temperature:g}" for temperature in every])
-    ax.set(xlabel="temperature", ylabel="validation NLL [nats]", title=title)
+    ax.set(xlabel="temperature", ylabel="lowest validation NLL tried [nats]", title=title)
     grid_lines(ax)
     ax.legend(frameon=False)
     return fig

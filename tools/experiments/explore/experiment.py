@@ -156,6 +156,8 @@ class Experiment:
         self.store = store_for(options.out, self.data, ood, fresh=options.fresh)
         self.runs = Runs(self.data, ood, self.store)
         self.found: dict[str, list[dict[str, Any]]] = {}
+        #: Test predictions of a row's seed.
+        self.predicted: dict[tuple[str, int], torch.Tensor] = {}
 
     def all(self) -> Iterator[str]:
         """Make every run that is not there, and give the table after each."""
@@ -163,6 +165,7 @@ class Experiment:
         for seed in self.options.seed_list():
             for name, row in rows.items():
                 self.found.setdefault(name, []).append(self.one(name, row, seed))
+                self.compare_with_hmc()
                 yield table(self.found)
 
     def one(self, name: str, row: Row, seed: int) -> dict[str, Any]:
@@ -176,11 +179,7 @@ class Experiment:
         made_of = {**result.made_of, "row": name}
         numbers = self.store.run(f"explored_{result.name}", made_of, lambda: self.measured(result, settings))
         numbers["ece"] = result.scores["ece"]
-        reference = self.reference(without=seed if name == "HMC" else None)
-        if reference is not None:
-            test = predictions(result, self.store.folder)["test"].double()
-            numbers["agreement"] = metrics.agreement(test, reference)
-            numbers["total_variation"] = metrics.total_variation(test, reference)
+        self.predicted[name, seed] = predictions(result, self.store.folder)["test"].double()
         return {"lr": lr, "diverged": None, **numbers}
 
     def measured(self, result: Result, settings: Settings) -> dict[str, Any]:
@@ -220,17 +219,15 @@ class Experiment:
             lengths.append(statistics.fmean(curve[len(curve) // 2 :]))
         return float(f"{rows['SGHMC'].rate(self.settings) * lengths[1] / lengths[0]:.2g}")
 
-    def reference(self, without: int | None) -> torch.Tensor | None:
-        """HMC's predictions, averaged over the seeds that are finished, one left out; None where there are none."""
-        rows, found = ROWS[self.options.part], []
-        if "HMC" not in rows:
-            return None
-        rate = rows["HMC"].rate(self.settings)
-        for each in self.options.seed_list():
-            path = self.store.path(f"HMC_lr{rate:g}_seed{each}", "predictions", ".safetensors")
-            if each != without and path.is_file():
-                found.append(self.store.read_tensors(path.stem, "predictions")["test"].double())
-        return torch.stack(found).mean(0) if found else None
+    def compare_with_hmc(self) -> None:
+        """Agreement and total variation of every run, with the average over HMC's chains of the other seeds."""
+        for name, runs in self.found.items():
+            for seed, numbers in zip(self.options.seed_list(), runs):
+                others = [p for (row, each), p in self.predicted.items() if row == "HMC" and each != seed]
+                if (name, seed) in self.predicted and others:
+                    test, reference = self.predicted[name, seed], torch.stack(others).mean(0)
+                    numbers["agreement"] = metrics.agreement(test, reference)
+                    numbers["total_variation"] = metrics.total_variation(test, reference)
 
 
 def explores(row: Mapping[str, float], cyclical: Mapping[str, float], sghmc: Mapping[str, float]) -> bool:

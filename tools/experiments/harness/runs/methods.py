@@ -35,6 +35,7 @@ from learned_samplers import (
     WhitenedSGHMC,
 )
 from learned_samplers.approximations import IVON
+from learned_samplers.classical.budget import LEAST_BUDGET, warmup_of
 from learned_samplers.learned import weights
 from learned_samplers.learned.features import feature_set_named
 
@@ -136,7 +137,7 @@ class RunMethod(Method):
         full_batch: whether its gradients are over the whole training set.
         gradients_per_step: gradient evaluations that one step costs.
         cyclical: whether samples are taken in the sampling phases of cycles, the method's own or `CyclicalSchedule`'s.
-        as_it_comes: whether nothing of it is tuned; its burn-in is the warm-up of ``AdaptedSGHMC(total_steps=)``.
+        as_it_comes: whether nothing of it is tuned; see `settings`.
     """
 
     averaging: Averaging = "samples"
@@ -151,6 +152,18 @@ class RunMethod(Method):
     def plan(self, settings: Settings, lr: float, num_data: int, steps: int) -> Plan:
         """What `build` takes."""
         return Plan(settings, lr, num_data, steps, self.weights_name(settings))
+
+    def settings(self, settings: Settings, num_data: int) -> Settings:
+        """Those of its run: of a method as it comes burn-in is the warm-up of ``AdaptedSGHMC(total_steps=)``.
+
+        Raises:
+            ValueError: the budget is too small for such a warm-up.
+        """
+        if not self.as_it_comes:
+            return settings
+        if (steps := settings.budget(num_data)) < LEAST_BUDGET:
+            raise ValueError(f"{self.name} needs a budget of at least {LEAST_BUDGET} gradients, got {steps}")
+        return replace(settings, burn_in=warmup_of(steps, num_data) / steps)
 
     def weights_name(self, settings: Settings) -> str | None:
         """The name of a learned sampler's weights, None of other methods."""

@@ -79,6 +79,7 @@ class Runs:
         Raises:
             ValueError: settings that cannot be run, by name.
         """
+        settings = METHODS[method_name].settings(settings, self.data.num_data)
         own, steps = own_network(settings, self.data), settings.budget(self.data.num_data)
         result = new_result(settings, method_name, lr, seed, variant, own)
         known = self._known(result, settings, test)

@@ -230,6 +230,7 @@ def collection(method: RunMethod, settings: Settings, steps: int) -> dict[str, A
 def validate_run(method: RunMethod, settings: Settings, lr: float, data: ImageData) -> None:
     """Raise what a run with these settings would raise before its first step: ValueError or TypeError, by name."""
     method.card(settings)
+    settings = method.settings(settings, data.num_data)
     if settings.augment and (isinstance(data, ArrayData) or method.full_batch):
         what = f"{method.name} takes the whole training set" if method.full_batch else "these are no images"
         raise ValueError(f"augment cannot be applied: {what}")
