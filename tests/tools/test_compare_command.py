@@ -77,6 +77,17 @@ def test_a_method_whose_settings_diverge_tries_as_many_as_the_others(tmp_path, m
     }
 
 
+@pytest.mark.parametrize(
+    ("words", "temperatures"),
+    [([], (1.0, 0.1, 0.01)), (["--temperature", "0.1"], (0.1,)), (["--temperature=0.1"], (0.1,))],
+)
+def test_a_setting_that_is_given_is_not_tuned_even_where_it_is_the_usual_one(words, temperatures):
+    assert Settings().temperature == 0.1
+    assert parse_compare(words).tried()["temperature"] == temperatures
+    both = parse_compare([*words, "--values", "temperature=1"])
+    assert both.tried()["temperature"] == (1.0,), "what is to be tuned goes first"
+
+
 # --- options ------------------------------------------------------------------------------------------------------
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
+
+import tyro
 
 from experiments.compare.corruptions import check_images
 from experiments.harness.methods import one_of
@@ -81,6 +84,8 @@ class CompareOptions(NetworkOptions):
     corruptions: int = 0
     # Take them from the published CIFAR-10-C (CIFAR-100-C), unpacked in the folder of the data files.
     corruption_files: bool = False
+    # Options that stand on the command line.
+    given: tyro.conf.Suppress[tuple[str, ...]] = ()
     # Share of the weights with cR̂ < 1.1 between the halves of each final chain, layer by layer.
     convergence: bool = False
 
@@ -106,7 +111,7 @@ class CompareOptions(NetworkOptions):
 
     def tried(self) -> dict[str, tuple[float, ...]]:
         """What is tried beside learning rates, by name: the values of --values, or else the usual ones; where an option
-        has another value than its usual one, that one alone.
+        is given, or has another value than its usual one, that one alone.
 
         Raises:
             ValueError: one cannot be read, or is out of range.
@@ -114,7 +119,7 @@ class CompareOptions(NetworkOptions):
         found: dict[str, tuple[float, ...]] = dict(VALUES)
         for name in VALUES:
             single = getattr(self.settings, name, None)
-            if single is not None and single != getattr(self._usual(), name):
+            if single is not None and (name in self.given or single != getattr(self._usual(), name)):
                 found[name] = (single,)
         for text in self.values:
             name, _, values = text.partition("=")
@@ -187,7 +192,9 @@ def parse_compare(arguments: Sequence[str] | None, description: str | None = Non
         name: CompareOptions(settings=settings, budgets=budgets, preset=name, **LADDERS.get(name, {}))
         for name, (settings, budgets) in PRESETS.items()
     }
-    return parse(arguments, CompareOptions(), presets, description)
+    words = sys.argv[1:] if arguments is None else arguments
+    given = tuple(word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--"))
+    return replace(parse(arguments, CompareOptions(), presets, description), given=given)
 
 
 def _number(text: str, value: str) -> float:
