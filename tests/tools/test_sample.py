@@ -41,6 +41,14 @@ def test_the_script_runs_as_a_user_runs_it(tmp_path):
     assert len(list((tmp_path / "samples").glob("*.safetensors"))) == 10
 
 
+def test_a_method_as_it_comes_gives_as_many_samples_as_were_asked_for(tmp_path):
+    """All of them after its own warm-up, which is longer than the usual burn-in."""
+    small = ["--dataset", "digits", "--model", "mlp", "--hidden", "8", "--steps", "60", "--num-samples", "4"]
+    sample.main([*small, "--sampler", "AdaptedAsItComes", "--seeds", "1", "--out", str(tmp_path)])
+    (run,) = results_of(tmp_path)["methods"]["AdaptedAsItComes"]["runs"]
+    assert run["num_samples"] == 4
+
+
 def test_a_reference_takes_the_place_of_hmc(tmp_path):
     arguments = [*TINY, "--sampler", "SGD", "--seeds", "1", "--out", str(tmp_path / "out")]
     sample.main(arguments)

@@ -84,10 +84,10 @@ class CompareOptions(NetworkOptions):
     corruptions: int = 0
     # Take them from the published CIFAR-10-C (CIFAR-100-C), unpacked in the folder of the data files.
     corruption_files: bool = False
-    # Options that stand on the command line.
-    given: tyro.conf.Suppress[tuple[str, ...]] = ()
     # Share of the weights with cR̂ < 1.1 between the halves of each final chain, layer by layer.
     convergence: bool = False
+    # The names of the options that stand on the command line.
+    given: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -208,7 +208,7 @@ class Experiment:
         rates = known or self.part.rates[row not in LONG]
         if row == "L2E":
             rates = (METHODS["L2E"].rate(self.part.settings),)
-        choices = [Setting(0.003, warmup_of(budget, self.problem.num_data) / budget)]
+        choices = [Setting(METHODS[ROWS[UNTUNED]].lr, warmup_of(budget, self.problem.num_data) / budget)]
         if row != UNTUNED:
             choices = [Setting(lr, share) for lr, share in itertools.product(rates, SHARES)]
         seeds = self.options.seed_list()
