@@ -63,6 +63,27 @@ def test_a_run_that_was_broken_off_ends_as_one_that_was_not(name, tmp_path, monk
     assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
 
 
+def test_a_run_that_another_device_began_goes_on_here(tmp_path, monkeypatch):
+    save, load, to = torch.save, torch.load, []
+
+    def saved_elsewhere(state, path):
+        if state["epoch"] == 2:
+            raise KeyboardInterrupt
+        save({**state, "network": {**state["network"], "device": "cuda", "rng": torch.zeros(16)}}, path)
+
+    def load_noted(path, device=None, **kwargs):
+        to.append(device)
+        return load(path, device, **kwargs)
+
+    monkeypatch.setattr(torch, "save", saved_elsewhere)
+    with pytest.raises(KeyboardInterrupt):
+        runs.run("SGHMC", 0.01, 10, 1, tmp_path, tmp_path)
+    monkeypatch.setattr(torch, "save", save)
+    monkeypatch.setattr(torch, "load", load_noted)
+    assert runs.run("SGHMC", 0.01, 10, 1, tmp_path, tmp_path)["samples"] == runs.SAMPLES
+    assert to == ["cpu"]
+
+
 def test_the_rate_with_the_lowest_mean_is_chosen_and_a_collapsed_run_counts_as_a_guess(tmp_path):
     values = {0.05: (1.0, 1.1, 1.2), 0.1: (0.9, 0.9, None), 0.2: (1.3, 1.3, 50.0)}
     for number, seed in enumerate(study.TUNING_SEEDS):

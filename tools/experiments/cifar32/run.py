@@ -236,6 +236,7 @@ class _Network:
             "optimizer": self.optimizer.state_dict(),
             "average": self.average,
             "done": self.done,
+            "device": self.device,
             "rng": torch.get_rng_state() if self.device == "cpu" else torch.cuda.get_rng_state(),
         }
 
@@ -243,7 +244,8 @@ class _Network:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.average, self.done = state["average"], state["done"]
-        (torch.set_rng_state if self.device == "cpu" else torch.cuda.set_rng_state)(state["rng"].cpu())
+        if state["device"] == self.device:  # another device's noise goes on from the seed
+            (torch.set_rng_state if self.device == "cpu" else torch.cuda.set_rng_state)(state["rng"].cpu())
 
 
 def _train(
@@ -255,7 +257,7 @@ def _train(
     per_epoch, part = len(images) // BATCH, epochs // (method.networks * method.cycles)
     state: dict[str, Any] = {"epoch": 0, "spent": 0.0}
     if saved.exists():
-        state = torch.load(saved, weights_only=True)
+        state = torch.load(saved, device, weights_only=True)  # it may come from another device
     kept: dict[str, list[Tensor]] = state.get("kept", {"val": [], "test": [], "cifar100": []})
     spent, network = state["spent"], None
     for epoch in range(state["epoch"], epochs):
