@@ -102,8 +102,8 @@ class AdaptedSGHMC(Sampler):
             plain optimisation.
         settling_share: S in [0, 1); by default 0.1 with a matrix mass and 0.25 with a diagonal one, but at least twice
             as many steps as a weight without gradients takes to the prior's width, √(T/λ)/lr, up to half of W: with a
-            wide prior the chain has far to go before its gradients are those of the posterior (T, λ and lr are those
-            given here, not a group's own). 0 without a ``warmup``, for then it has settled anyway.
+            wide prior the chain has far to go before its gradients are those of the posterior (the longest of the
+            groups given here). 0 without a ``warmup``, for then it has settled anyway.
         mass: "diagonal" or "matrix"; by default "matrix" with a warm-up by another optimizer: it fits faster and mixes
             better.
         cycle_length: K > W, in steps; None for a single warm-up.
@@ -181,7 +181,9 @@ class AdaptedSGHMC(Sampler):
         del given["warmup"]
         self.warmup = warmup
         if settling_share is None:
-            given["settling_share"] = 0.0 if warmup is None else settling_of(given)
+            params = params if isinstance(params, Tensor) else list(params)
+            groups = [{**given, **own} for own in params if isinstance(own, dict)] or [given]
+            given["settling_share"] = 0.0 if warmup is None else max(map(settling_of, groups))
         super().__init__(params, given, generator=generator)
         if cycle_length is not None:
             self.badge = "heuristic"  # type: ignore[misc]
