@@ -53,12 +53,6 @@ PRESETS: dict[str, tuple[Settings, tuple[int, ...]]] = {
     "cifar10_ladder": (Settings(**_CIFAR16, model="cnn", channels=8, depth=2), (1000, 5000)),
     "resnet_ladder": (Settings(**_RESNET_PROXY), (2000,)),
     "cifar10_augmented": (Settings(**_RESNET_PROXY, augment=True), (2000, 8000)),
-    # The posterior of which Izmailov et al., "What are Bayesian neural network posteriors really like?" (ICML 2021),
-    # have HMC's predictions, for --reference; 10 and 20 epochs, far shorter than theirs.
-    "cifar10_hmc": (
-        Settings(dataset="cifar10", model="resnet20_frn", batch_size=80, prior_precision=5.0, **_POSTERIOR),
-        (5120, 10_240),
-    ),
     # Meta-SGMCMC's tests, trained on 784-20-10 with ReLU: a larger network, another activation, digits 5 to 9.
     "mnist_nt": (Settings(**_META_MNIST), _META_BUDGETS),
     "mnist_nt_af": (Settings(**_META_MNIST, activation="sigmoid"), _META_BUDGETS),
