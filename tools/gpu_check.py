@@ -4,10 +4,10 @@
     python tools/gpu_check.py --data DATA              # with cifar10.npz and cifar100.webp: rows of the table at 32×32
     python tools/gpu_check.py --device cpu --minutes 1
 
-Needs the library and its dependencies, nothing else (--data also torchmetrics and Pillow). (a) Every sampler steps,
-resumes and moves between devices; predictions and meta-training's inner loop are those of the CPU. (b) Milliseconds of
-a step and a training step beside torch's Adam, on a ResNet-20 and a transformer of ten million weights. (c)
-Member-steps a second of meta-training, and the hours of the L2E paper's protocol. (d) In what is left of --minutes,
+Needs the library and its dependencies, nothing else (--data also torchmetrics, Pillow, scikit-learn). (a) Every sampler
+steps, resumes and moves between devices; predictions and meta-training's inner loop are those of the CPU. (b)
+Milliseconds of a step and a training step beside torch's Adam, on a ResNet-20 and a transformer of ten million weights.
+(c) Member-steps a second of meta-training, and the hours of the L2E paper's protocol. (d) In what is left of --minutes,
 with --data, the runs of `cifar32.py`. Writes gpu_check.json and gpu_check.md under --out, after each part. Ends with 1
 if (a) found something.
 """

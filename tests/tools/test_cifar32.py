@@ -17,7 +17,7 @@ from experiments.cifar32.study import Study, chosen, table
 def small(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     known = {}
-    for name, count in (("train", 560), ("val", 20), ("test", 20), ("cifar100", 10)):
+    for name, count in (("train", 560), ("val", 20), ("test", 20), ("cifar100", 10), ("photos", 10)):
         known[f"{name}_images"] = torch.randn(count, 3, 8, 8, generator=generator)
         known[f"{name}_labels"] = torch.randint(10, (count,), generator=generator)
     known["hmc"] = torch.rand(20, 10, generator=generator)

@@ -25,6 +25,7 @@ from learned_samplers.metrics import (
     ood_auroc,
     total_variation,
 )
+from meta_tasks.datasets import load
 from meta_tasks.networks.residual import resnet20_frn
 
 BATCH = 80
@@ -33,7 +34,7 @@ SAMPLES = 10
 
 @cache
 def data(root: Path, device: str = "cpu") -> dict[str, Tensor]:
-    """Images, standardised by the training images, and labels: of ``cifar10.npz`` and of a sheet of CIFAR-100.
+    """Images, standardised by the training images, and labels: of ``cifar10.npz``, a sheet of CIFAR-100, photographs.
 
     Also HMC's predictions of the test images, where they lie there as ``cifar10_test_probs.npy``.
     """
@@ -43,6 +44,7 @@ def data(root: Path, device: str = "cpu") -> dict[str, Tensor]:
         found = {name: torch.from_numpy(archive[name]) for name in archive.files}
     found = {name: x.flatten().long() if "labels" in name else x for name, x in found.items()}
     found["cifar100_images"] = torch.from_numpy(_sheet(root / "cifar100.webp"))
+    found["photos_images"] = 255 * load("photos").test_x.permute(0, 2, 3, 1)
     train = found["train_images"].float()
     mean, deviation = train.mean((0, 1, 2)), train.std((0, 1, 2))
     for name, x in found.items():
@@ -107,10 +109,13 @@ def _of_test(probs: dict[str, Tensor], known: dict[str, Tensor], half: str) -> d
     every = slice(0 if half == "open" else 1, None, 2)
     samples = _normalised(probs["test"][:, every])
     labels, others = known["test_labels"][every], _normalised(probs["cifar100"])
+    photos = _normalised(probs["photos"]) if "photos" in probs else None  # runs of 27 November 2026 have none
     found = _of(samples, labels)
     if samples.isfinite().all() and others.isfinite().all():
         mean = samples.mean(0)
         found["auroc"] = round(ood_auroc(mean, others.mean(0)), 4)
+        if photos is not None:
+            found["photos_auroc"] = round(ood_auroc(mean, photos.mean(0)), 4)
         if len(samples) > 1:
             found["information_auroc"] = round(information_auroc(samples, others), 4)
             found["disagreement"] = round(disagreement(samples), 4)
@@ -258,7 +263,7 @@ def _train(
     state: dict[str, Any] = {"epoch": 0, "spent": 0.0}
     if saved.exists():
         state = torch.load(saved, device, weights_only=True)  # it may come from another device
-    kept: dict[str, list[Tensor]] = state.get("kept", {"val": [], "test": [], "cifar100": []})
+    kept: dict[str, list[Tensor]] = state.get("kept", {"val": [], "test": [], "cifar100": [], "photos": []})
     spent, network = state["spent"], None
     for epoch in range(state["epoch"], epochs):
         began = time.perf_counter()

@@ -133,8 +133,8 @@ def _run(arguments: tuple[Any, ...]) -> dict[str, Any]:
 def table(out: Path, known: dict[str, torch.Tensor] | None = None) -> str:
     """The rows that are there, a run each; with the images ``known``, on the closed half of the test images."""
     half = "closed" if known else "open"
-    keys = ("accuracy", "nll", "ece", "auroc", "information_auroc", "disagreement", "ambiguity", "agreement",
-            "total_variation")  # fmt: skip
+    keys = ("accuracy", "nll", "ece", "auroc", "information_auroc", "photos_auroc", "disagreement", "ambiguity",
+            "agreement", "total_variation")  # fmt: skip
     heads = ("method", "lr", "epochs", "seed", "seconds", "validation_nll", *keys)
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name in ROWS:
