@@ -102,8 +102,8 @@ class AdaptedSGHMC(Sampler):
             plain optimisation.
         settling_share: S in [0, 1); by default 0.1 with a matrix mass and 0.25 with a diagonal one, but at least twice
             as many steps as a weight without gradients takes to the prior's width, √(T/λ)/lr, up to half of W: with a
-            wide prior the chain has far to go before its gradients are those of the posterior (the longest of the
-            groups given here). 0 without a ``warmup``, for then it has settled anyway.
+            wide prior the chain has far to go before its gradients are those of the posterior (the longest such
+            time of the groups given here). 0 without a ``warmup``, for then it has settled anyway.
         mass: "diagonal" or "matrix"; by default "matrix" with a warm-up by another optimizer: it fits faster and mixes
             better.
         cycle_length: K > W, in steps; None for a single warm-up.
@@ -182,7 +182,7 @@ class AdaptedSGHMC(Sampler):
         self.warmup = warmup
         if settling_share is None:
             params = params if isinstance(params, Tensor) else list(params)
-            groups = [{**given, **own} for own in params if isinstance(own, dict)] or [given]
+            groups = [{**given, **own, "mass": given["mass"]} for own in params if isinstance(own, dict)] or [given]
             given["settling_share"] = 0.0 if warmup is None else max(map(settling_of, groups))
         super().__init__(params, given, generator=generator)
         if cycle_length is not None:

@@ -70,8 +70,9 @@ def test_it_settles_for_as_long_as_weights_take_to_the_priors_width(own, share):
     assert sampler.param_groups[0]["settling_share"] == pytest.approx(share, rel=1e-3)
 
 
-def test_it_settles_for_the_longest_of_its_groups():
-    groups = [{"params": [torch.nn.Parameter(torch.zeros(2, 2))], "prior_precision": prior} for prior in (20.0, 1.0)]
+@pytest.mark.parametrize(("priors", "share"), [((20.0, 1.0), 2 * 0.1**0.5 / 0.003 / 500), ((20.0, 20.0), 0.1)])
+def test_it_settles_for_the_longest_of_its_groups_with_the_share_of_its_own_mass(priors, share):
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(2, 2))], "prior_precision": prior} for prior in priors]
+    groups[0]["mass"] = "diagonal"
     chain = AdaptedSGHMC(iter(groups), 0.003, N, warmup_steps=500, temperature=0.1, warmup=WhitenedSGHMC)
-    shares = [group["settling_share"] for group in chain.param_groups]
-    assert shares == pytest.approx([2 * 0.1**0.5 / 0.003 / 500] * 2)
+    assert [group["settling_share"] for group in chain.param_groups] == pytest.approx([share] * 2)

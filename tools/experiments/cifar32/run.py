@@ -248,9 +248,10 @@ class _Network:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.average, self.done = state["average"], state["done"]
+        self.done, average = state["done"], state["average"]
+        self.average = None if average is None else [x.to(self.device) for x in average]
         if state["device"] == self.device:  # another device's noise goes on from the seed
-            (torch.set_rng_state if self.device == "cpu" else torch.cuda.set_rng_state)(state["rng"].cpu())
+            (torch.set_rng_state if self.device == "cpu" else torch.cuda.set_rng_state)(state["rng"])
 
 
 def _train(
@@ -262,7 +263,7 @@ def _train(
     per_epoch, part = len(images) // BATCH, epochs // (method.networks * method.cycles)
     state: dict[str, Any] = {"epoch": 0, "spent": 0.0}
     if saved.exists():
-        state = torch.load(saved, device, weights_only=True)  # it may come from another device
+        state = torch.load(saved, "cpu", weights_only=True)  # it may come from another device
     kept: dict[str, list[Tensor]] = state.get("kept", {"val": [], "test": [], "cifar100": [], "photos": []})
     spent, network = state["spent"], None
     for epoch in range(state["epoch"], epochs):
