@@ -19,7 +19,6 @@ _META_BUDGETS = (300, 3000)
 _IMDB: dict[str, Any] = dict(dataset="imdb", model="cnn_lstm", length=100, validation=5000, prior_precision=10.0)
 # An image set that meta-training never sees, at 16×16 in colour.
 _CIFAR16: dict[str, Any] = dict(dataset="cifar10", size=16, prior_precision=20.0, **_POSTERIOR)
-_RESNET_PROXY: dict[str, Any] = _CIFAR16 | {"model": "resnet20_frn", "width": 8}
 
 
 def _full(epochs: int, minibatches: int, **changes: Any) -> tuple[Settings, tuple[int, ...]]:
@@ -47,12 +46,9 @@ PRESETS: dict[str, tuple[Settings, tuple[int, ...]]] = {
         (400, 2000),
     ),
     "cifar10": (Settings(**_CIFAR16, model="cnn", channels=8, depth=2), (1000, 5000)),
-    # A ResNet-20, deeper than any network of a task family; and with crops and mirroring.
-    "resnet_proxy": (Settings(**_RESNET_PROXY), (2000, 8000)),
-    # The same two, tuned by the ladder of `experiments.compare.options.LADDERS`.
+    # The same, and a ResNet-20, tuned by the ladder of `experiments.compare.options.LADDERS`.
     "cifar10_ladder": (Settings(**_CIFAR16, model="cnn", channels=8, depth=2), (1000, 5000)),
-    "resnet_ladder": (Settings(**_RESNET_PROXY), (2000,)),
-    "cifar10_augmented": (Settings(**_RESNET_PROXY, augment=True), (2000, 8000)),
+    "resnet_ladder": (Settings(**_CIFAR16, model="resnet20_frn", width=8), (2000,)),
     # Meta-SGMCMC's tests, trained on 784-20-10 with ReLU: a larger network, another activation, digits 5 to 9.
     "mnist_nt": (Settings(**_META_MNIST), _META_BUDGETS),
     "mnist_nt_af": (Settings(**_META_MNIST, activation="sigmoid"), _META_BUDGETS),
