@@ -15,4 +15,6 @@ first run:
 4. **Where the minutes are limited** (a GPU that is lent): seeds are finished one after the other, for choosing and for
    the table; the rows come in the order of `ROWS`, and all of them have the most epochs of `EPOCHS` that the first ten
    rows can have. Nothing that is seen on the way changes the order.
+5. **The last two rows** were added on 27 November 2026, after thirteen rows of the first seed had been seen: the
+   sampler that the pages recommend, as it comes, and five chains in the place of five cycles.
 """

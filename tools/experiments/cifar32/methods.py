@@ -23,8 +23,8 @@ class Method:
     """A row: ``make(params, lr, num_data, steps)`` and how a run becomes a prediction.
 
     ``average``: "last" (the last weights), "trajectory" (predictions of ten snapshots of the last fifth, or of two at
-    the end of each cycle), "ema" (moving average of the weights over a tenth of the run), or "draws" (ten of IVON's
-    Gaussian at the end).
+    the end of each cycle or chain), "ema" (moving average of the weights over a tenth of the run), or "draws" (ten of
+    IVON's Gaussian at the end).
     """
 
     make: Make
@@ -35,7 +35,7 @@ class Method:
     #: Epochs of the run are divided into so many parts: networks from scratch, or cycles of one chain.
     networks: int = 1
     cycles: int = 1
-    #: The rate is that chosen for this method.
+    #: The rate is that chosen for this method, unless it has one of its own.
     rate_of: str = ""
 
 
@@ -89,6 +89,10 @@ def _adapted(temperature: float = TEMPERATURE, cycles: bool = False) -> Make:
     return make
 
 
+def _as_it_comes(params: list[torch.Tensor], lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+    return AdaptedSGHMC(params, lr, num_data, total_steps=steps, warmup=L2E, **_posterior())
+
+
 #: Whose rates are chosen, the slowest first.
 METHODS: dict[str, Method] = {
     "SOAP, moving average": Method(_soap, (0.001, 0.002, 0.005), "ema"),
@@ -109,6 +113,10 @@ DERIVED: dict[str, Method] = {
     "AdaptedSGHMC in cycles": Method(
         _adapted(cycles=True), (), "trajectory", sampler=True, cycles=5, rate_of="AdaptedSGHMC"
     ),
+    "AdaptedSGHMC(warmup=L2E), as it comes": Method(
+        _as_it_comes, (0.003,), "trajectory", sampler=True, rate_of="AdaptedSGHMC"
+    ),
+    "5 chains of AdaptedSGHMC": Method(_adapted(), (), "trajectory", sampler=True, networks=5, rate_of="AdaptedSGHMC"),
     "5 networks by SGD": Method(_sgd, (), cosine=True, networks=5, rate_of="SGD, cosine"),
     "5 networks by Shampoo": Method(_shampoo, (), cosine=True, networks=5, rate_of="Shampoo, cosine"),
     "SGHMC, T = 0": Method(_sghmc(0.0), (), "trajectory", sampler=True, rate_of="SGHMC"),
@@ -135,4 +143,6 @@ ROWS = (
     "SGHMC, T = 0",
     "L2E in cycles",
     "Shampoo, cosine",
+    "AdaptedSGHMC(warmup=L2E), as it comes",
+    "5 chains of AdaptedSGHMC",
 )

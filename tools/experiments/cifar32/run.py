@@ -296,7 +296,7 @@ def _keeps(method: Method, step: int, total: int, part: int) -> bool:
     """Whether the network after this step is one of those averaged."""
     if method.average != "trajectory":
         return step % part == 0
-    if method.cycles > 1:  # two a cycle, at its end
+    if part < total:  # two a cycle or a chain, at its end
         return step % part == 0 or step % part == int(0.95 * part)
     gap = total // (5 * SAMPLES)
     return step > total - SAMPLES * gap and (total - step) % gap == 0

@@ -42,7 +42,7 @@ def chosen(name: str, out: Path) -> float | None:
     """The rate with the lowest mean validation NLL; None before all rates have a run with the same seed."""
     method = (METHODS | DERIVED)[name]
     if method.rate_of:
-        return chosen(method.rate_of, out)
+        return method.rates[0] if method.rates else chosen(method.rate_of, out)
     means = {}
     for lr, runs in tuning(out, name).items():
         values = [UNIFORM if each["validation_nll"] is None else each["validation_nll"] for each in runs]
