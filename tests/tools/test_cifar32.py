@@ -38,11 +38,14 @@ def test_every_method_runs(name, tmp_path):
     method = (METHODS | DERIVED)[name]
     found = runs.run(name, 0.01, 10, 1, tmp_path, tmp_path)
     assert found["samples"] == (method.networks if method.average in ("last", "ema") else runs.SAMPLES)
+    assert 0 <= found["open_test_photos_auroc"] <= 1
     assert json.loads(file_of(tmp_path, name, 0.01, 10, 1).with_suffix(".json").read_text()) == found
     assert found == runs.run(name, 0.01, 10, 1, tmp_path, tmp_path)  # read back
 
 
-@pytest.mark.parametrize("name", ["L2E", "Adam, moving average", "5 networks by SGD", "5 chains of AdaptedSGHMC"])
+@pytest.mark.parametrize(
+    "name", ["L2E", "Adam, moving average", "5 networks by SGD", "L2E in cycles", "5 chains of AdaptedSGHMC"]
+)
 def test_a_run_that_was_broken_off_ends_as_one_that_was_not(name, tmp_path, monkeypatch):
     whole = runs.run(name, 0.01, 10, 1, tmp_path, tmp_path / "whole")
     save, count = torch.save, 0
