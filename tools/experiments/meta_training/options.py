@@ -139,8 +139,9 @@ def setting_options(sampler: str) -> type[Any]:
 class TaskOptions:
     """What it is trained on."""
 
-    # Task family: paper for GPUs, paper_small for a CPU, cpu for small images, residual for more kinds of networks at these, direction for the
-    # direction of a step alone (hard images, many of them), digits for a first try without files.
+    # Task family: paper for GPUs, paper_small for a CPU, cpu for small images, residual for more kinds of networks at
+    # these, direction for the direction of a step alone (hard images, many of them), digits for a first try without
+    # files.
     family: Annotated[str, one_of((*FAMILIES, "gaussians"))] = "digits"
     # Data sets of an image family, equally likely (a name may be given twice); by default the family's own.
     datasets: tuple[str, ...] | None = None
