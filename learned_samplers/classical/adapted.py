@@ -18,7 +18,7 @@ from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.classical.adapted_rule import INTEGRATORS, adapted_rule
-from learned_samplers.classical.budget import LEAST_BUDGET, settling_of, thinning_of, warmup_of
+from learned_samplers.classical.budget import LEAST_BUDGET, rate_of, settling_of, thinning_of, warmup_of
 from learned_samplers.classical.cyclical import cycle_of
 from learned_samplers.classical.mass import MASSES
 from learned_samplers.classical.warmup import MakeOptimizer, WarmUp, sampling_group, second_moment
@@ -86,11 +86,12 @@ class AdaptedSGHMC(Sampler):
     Args:
         params, num_data, temperature, prior_precision, prior_mean, momentum_init, foreach, generator, options: as for
             `SGHMC`.
-        lr: of the chain: Adam's learning rate. Without a warm-up begin with the one that trains the network.
+        lr: of the chain: Adam's learning rate. Without a warm-up begin with the one that trains the network. None is
+            0.003, or 0.002 where ``total_steps`` (a cycle, where there are cycles) is more than N/16 steps, four epochs
+            of minibatches of 64: their heat, some 115·lr on a small CNN, makes a longer run too unsure.
         total_steps: the budget. It stands for the two next ones: `WhitenedSGHMC` explores, at lr 0.002, and W is four
-            fifths of it (of a cycle, where there are cycles), but not more than N/8 steps (eight epochs of minibatches
-            of 64), down to half of it. `thinning` is then known, too. At least 13 (a cycle, too), so that the mass is
-            that of ten gradients.
+            fifths of it (of a cycle), but not more than N/8 steps, down to half of it. `thinning` is then known, too.
+            At least 13 (a cycle, too), so that the mass is that of ten gradients.
         warmup_steps: W. A mass of a few gradients is a bad one, which slows the chain; its law is the same.
         warmup: None, or what makes an optimizer of parameter groups: the class of a sampler that needs nothing but
             gradients (`WhitenedSGHMC`, `L2E`, ...), a ``functools.partial`` of one, or any callable, as
@@ -136,7 +137,7 @@ class AdaptedSGHMC(Sampler):
     def __init__(
         self,
         params: Any,
-        lr: float = 0.003,
+        lr: float | None = None,
         num_data: float | None = None,
         *,
         total_steps: int | None = None,
@@ -174,9 +175,12 @@ class AdaptedSGHMC(Sampler):
             given["warmup_steps"] = warmup_steps = warmup_of(run, num_data)  # type: ignore[arg-type]  # None is refused
         elif total_steps is not None:
             validation.integer("warmup_steps", warmup_steps)
+            validation.integer("total_steps" if cycle_length is None else "cycle_length", run)
         if total_steps is not None and warmup_steps >= total_steps:
             of = "" if cycle_length is None else f" of a cycle_length of {cycle_length}"
             raise ValueError(f"total_steps must be more than warmup_steps={warmup_steps}{of}, got {total_steps}")
+        if lr is None:
+            given["lr"] = rate_of(None if total_steps is None else run, num_data)
         given["mass"] = mass if mass is not None else "diagonal" if warmup is None else "matrix"
         del given["warmup"]
         self.warmup = warmup

@@ -1,4 +1,4 @@
-"""How long to warm up, and to settle, where a budget and a prior alone are given: defaults that a person chose."""
+"""How long to warm up and to settle, and at which rate, where a budget and a prior alone are given: chosen defaults."""
 
 from __future__ import annotations
 
@@ -21,6 +21,18 @@ def warmup_of(run: int, num_data: float) -> int:
     """
     validation.number_of_data(num_data)
     return int(min(0.8 * run, max(0.5 * run, float(num_data) / 8, LEAST_WARMUP)))
+
+
+def rate_of(run: int | None, num_data: float | None) -> float:
+    """The chain's lr for a budget, or for a cycle; None is an unknown one.
+
+    Minibatches heat a chain in proportion to its rate. A short run gains by moving far; one that sees the data four
+    times and more shows the heat as doubt that is not there (N/16 steps are four epochs of 64).
+    """
+    if run is None:
+        return 0.003
+    validation.number_of_data(num_data)
+    return 0.003 if run <= float(num_data) / 16 else 0.002  # type: ignore[arg-type]  # None is refused
 
 
 def thinning_of(phases: list[int], num_samples: int) -> int:

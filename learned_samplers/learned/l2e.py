@@ -318,7 +318,7 @@ class L2E(AveragingSampler):
         r ← (1−a)·r − ε·∇Ũ + √(2aT)·ξ − s_α·α(θ, r) − a·s_β·β(θ, r)
         θ ← θ + ε·(r + s_β·β(θ, r_new))
 
-    ``form="paper"``: Eq. 6, with both outputs times s = 10⁻³:
+    ``form="paper"``: Eq. 6, with both outputs times s = s_α = s_β, 10⁻³ unless a card says otherwise (`l2e-paper`: 1):
 
         r ← r − ε·[∇Ũ + s·α(θ, r) + C·s·β(θ, r)] + √(2aT)·ξ,    C = a/ε
         θ ← θ + ε·s·β(θ, r_new)

@@ -79,7 +79,7 @@ def _l2e(temperature: float = TEMPERATURE) -> Make:
 
 
 def _adapted(temperature: float = TEMPERATURE, cycles: bool = False) -> Make:
-    """``lr`` is that of the warm-up; the chain's is half as much again, as by default."""
+    """``lr`` is that of the warm-up; the chain's is half as much again."""
 
     def make(params: list[torch.Tensor], lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
         kwargs: dict[str, Any] = {"total_steps": steps, "cycle_length": steps if cycles else None}
@@ -90,6 +90,7 @@ def _adapted(temperature: float = TEMPERATURE, cycles: bool = False) -> Make:
 
 
 def _as_it_comes(params: list[torch.Tensor], lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+    """At the rate of a run of more than four epochs, which ``lr`` is."""
     return AdaptedSGHMC(params, lr, num_data, total_steps=steps, warmup=L2E, **_posterior())
 
 
@@ -114,7 +115,7 @@ DERIVED: dict[str, Method] = {
         _adapted(cycles=True), (), "trajectory", sampler=True, cycles=5, rate_of="AdaptedSGHMC"
     ),
     "AdaptedSGHMC(warmup=L2E), as it comes": Method(
-        _as_it_comes, (0.003,), "trajectory", sampler=True, rate_of="AdaptedSGHMC"
+        _as_it_comes, (0.002,), "trajectory", sampler=True, rate_of="AdaptedSGHMC"
     ),
     "5 chains of AdaptedSGHMC": Method(_adapted(), (), "trajectory", sampler=True, networks=5, rate_of="AdaptedSGHMC"),
     "5 networks by SGD": Method(_sgd, (), cosine=True, networks=5, rate_of="SGD, cosine"),

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from experiments.compare.corruptions import NONE, CorruptedImages
 from experiments.compare.options import CompareOptions
 from experiments.compare.report import BudgetReport
-from experiments.harness.runs.methods import Setting, proposal
+from experiments.harness.runs.methods import METHODS, Setting, proposal
 from experiments.harness.runs.networks import own_network
 from experiments.harness.runs.result import Result
 from experiments.harness.runs.runner import Runs, store_for
@@ -94,6 +94,8 @@ class Comparison:
 
     def _tune(self, method: str, budget: int) -> Tuning[Setting, Result]:
         options = self.options
+        if METHODS[method].as_it_comes:
+            self.candidates[method] = options.candidates(method, self.data, budget)
         tuning = tune(
             self.candidates[method],
             lambda setting, seed: self.run(method, setting, budget, seed, test=False),

@@ -157,9 +157,10 @@ class CompareOptions(NetworkOptions):
         first = budget == self.all_budgets(data)[0]
         return (self.tries if first else min(self.tries, self.keep)) + self.extensions
 
-    def candidates(self, method: str, data: ImageData) -> list[Setting]:
-        """The settings that a method tries at the smallest budget, before the further ones."""
-        rate = METHODS[method].rate(self.settings)
+    def candidates(self, method: str, data: ImageData, budget: int | None = None) -> list[Setting]:
+        """The settings that a method tries at the smallest budget, before the further ones; as it comes at this one."""
+        steps = self.all_budgets(data)[0] if budget is None else budget
+        rate = METHODS[method].rate_at(replace(self.settings, steps=steps), data.num_data)
         return candidates(METHODS[method], self.tries, self.grid, self.alternatives(data), rate)
 
     def tuning_seeds(self) -> range:

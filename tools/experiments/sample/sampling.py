@@ -29,8 +29,8 @@ class SampleOptions(NetworkOptions):
         super().__post_init__()
         positive(self, "lr")
 
-    def learning_rate(self, method: str) -> float:
-        return METHODS[method].rate(self.settings) if self.lr is None else self.lr
+    def learning_rate(self, method: str, data: ImageData) -> float:
+        return METHODS[method].rate_at(self.settings, data.num_data) if self.lr is None else self.lr
 
     def load(self) -> tuple[ImageData, dict[str, ImageData]]:
         """The data on their device, and out-of-distribution images of one data set at least (of images that have a
@@ -41,7 +41,7 @@ class SampleOptions(NetworkOptions):
             names = (datasets.out_of_distribution(settings.dataset),)
             ood = {n: x.to(data.train_x.device) for n, x in settings.load_ood(self.data, data, names).items()}
         for method in self.sampler:
-            validate_run(METHODS[method], settings, self.learning_rate(method), data)
+            validate_run(METHODS[method], settings, self.learning_rate(method, data), data)
         return data, ood
 
 
@@ -50,7 +50,7 @@ def all_runs(options: SampleOptions, data: ImageData, ood: dict[str, ImageData])
     runs = Runs(data, ood, store_for(options.folder(), data, ood, fresh=options.fresh))
     found: dict[str, list[Result]] = {}
     for number, method in enumerate(options.sampler, start=1):
-        lr, done = options.learning_rate(method), found.setdefault(method, [])
+        lr, done = options.learning_rate(method, data), found.setdefault(method, [])
         for seed in options.seed_list():
             title = f"[{number}/{len(options.sampler)}] {method}, seed {seed}"
             done.append(result := runs.run(options.settings, method, lr, seed, title=title))

@@ -71,15 +71,16 @@ def test_samplers_have_the_names_of_their_classes():
 @pytest.mark.parametrize("name", ["AdaptedAsItComes", "AdaptedL2EAsItComes"])
 def test_a_method_as_it_comes_has_one_setting_and_the_librarys_defaults(name):
     method = RUN_METHODS[name]
-    (setting,) = candidates(method, 8, 4, {"temperature": (1.0, 0.1), "burn_in": (0.5, 0.9)})
-    settings = Settings(temperature=0.1, prior_precision=2.0, batch_size=10)
+    settings = Settings(temperature=0.1, prior_precision=2.0, batch_size=10, steps=100, epochs=None)
+    rate = method.rate_at(settings, 50)
+    (setting,) = candidates(method, 8, 4, {"temperature": (1.0, 0.1), "burn_in": (0.5, 0.9)}, rate)
     made = method.build([{"params": [torch.zeros(3, 2)]}], method.plan(settings, setting.lr, 50, 100))
     usual = learned_samplers.AdaptedSGHMC([torch.zeros(3, 2)], num_data=50, total_steps=100)
     theirs, ours = usual.param_groups[0], made.param_groups[0]
     changed = {key for key in ours if key != "params" and ours[key] != theirs[key]}
     assert changed == {"temperature", "prior_precision", "settling_share"}
     assert ours["temperature"] == 0.1
-    own = method.settings(replace(settings, steps=100, epochs=None), 50)
+    own = method.settings(settings, 50)
     assert own.burn_in * 100 == ours["warmup_steps"]  # all that it samples is collected, and nothing before
     with pytest.raises(ValueError, match=f"{name}.*13 gradients, got 12"):
-        method.settings(replace(settings, steps=12, epochs=None), 50)
+        method.settings(replace(settings, steps=12), 50)

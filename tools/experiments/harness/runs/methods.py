@@ -35,7 +35,7 @@ from learned_samplers import (
     WhitenedSGHMC,
 )
 from learned_samplers.approximations import IVON
-from learned_samplers.classical.budget import LEAST_BUDGET, warmup_of
+from learned_samplers.classical.budget import LEAST_BUDGET, rate_of, warmup_of
 from learned_samplers.learned import weights
 from learned_samplers.learned.features import feature_set_named
 
@@ -186,6 +186,10 @@ class RunMethod(Method):
         """The learning rate in the middle of those that are tried: that of the card, where it recommends one."""
         card = self.card(settings)
         return self.lr if card is None or self.own_rate else card["defaults"].get("lr", self.lr)
+
+    def rate_at(self, settings: Settings, num_data: int) -> float:
+        """The same, but of a method as it comes that of its budget."""
+        return rate_of(settings.budget(num_data), num_data) if self.as_it_comes else self.rate(settings)
 
     def schedule(self, optimizer: torch.optim.Optimizer, plan: Plan) -> CyclicalSchedule | None:
         """The cyclical schedule of a sampler that has no cycles of its own; None where none is wanted."""
@@ -338,7 +342,7 @@ def candidates(
     that is taken as it comes has a single setting.
     """
     if method.as_it_comes:
-        return [Setting(method.lr)]
+        return [Setting(method.lr if lr is None else lr)]
     tuned = [name for name in method.tunes if name in alternatives]
     others = [tuple(zip(tuned, each)) for each in product(*(alternatives[name] for name in tuned))]
     lr = method.lr if lr is None else lr
