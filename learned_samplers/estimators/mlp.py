@@ -167,7 +167,7 @@ class BayesianMLP(BaseEstimator):
     def _new(self, X: Any) -> Iterator[tuple[slice, Tensor]]:
         """Slices of the rows of a new table, each with its outputs, in pieces that fit into memory."""
         check_is_fitted(self, "posterior_")
-        with _words_named(X):
+        with _columns_named(X):
             x = validate_data(self, X, reset=False, dtype=np.float64)
         step = max(1, 2_000_000 // len(self.posterior_))
         for start in range(0, len(x), step):
@@ -274,7 +274,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
         self._validate_settings()
         validation.one_of("noise", self.noise, ("heteroscedastic", "homoscedastic"))
         validation.one_of("likelihood", self.likelihood, ("gaussian", "student"))
-        with _words_named(X, y):
+        with _columns_named(X, y):
             x, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
             y = np.asarray(y, dtype=np.float64)
         self._student = self.likelihood == "student"
@@ -364,7 +364,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):
             y: (rows,) labels of two classes at least, numbers or words.
         """
         self._validate_settings()
-        with _words_named(X):
+        with _columns_named(X):
             x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
@@ -421,8 +421,8 @@ def _location_and_scale(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @contextmanager
-def _words_named(X: Any, y: Any = None) -> Iterator[None]:
-    """Where a word is refused that is no number, name its column of X, or y, as NumPy does not."""
+def _columns_named(X: Any, y: Any = None) -> Iterator[None]:
+    """Where a word or a missing value is refused, name its column of X, or y, as NumPy and scikit-learn do not."""
     try:
         yield
     except ValueError as error:
@@ -434,6 +434,10 @@ def _words_named(X: Any, y: Any = None) -> Iterator[None]:
         for name, column in zip(names, columns, strict=True):
             if (word := next(filter(_is_word, column), None)) is not None:
                 raise ValueError(f"{name} of words ({word!r}): make numbers of them, by OneHotEncoder say") from error
+            if any(map(_is_missing, column)):
+                raise ValueError(
+                    f"{name} with missing or infinite values: fill them in, by SimpleImputer say"
+                ) from error
         raise
 
 
@@ -444,6 +448,11 @@ def _is_word(value: Any) -> bool:
     except ValueError:
         return True
     return False
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether it is None or a number that is not finite."""
+    return value is None or (isinstance(value, float | np.floating) and not math.isfinite(value))
 
 
 @contextmanager

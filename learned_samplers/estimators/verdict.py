@@ -52,8 +52,9 @@ def verdict(predictions: np.ndarray, temperature: float) -> Verdict:
         reasons.append(f"temperature {temperature:.2f} is not 1: raise n_steps, or prior_precision")
     if draws >= 4 and not effective >= 10 * chains:
         reasons.append(f"few effective samples: raise {'n_steps' if draws >= 20 else 'n_samples and n_steps'}")
+    settled = "not settled" if reasons else "settled" if across <= 1.2 else "settled, in modes that differ"
     text = (
-        f"{'not settled' if reasons else 'settled'}: R-hat {within:.2f} within chains and {across:.2f} across them, "
+        f"{settled}: R-hat {within:.2f} within chains and {across:.2f} across them, "
         f"{effective:.0f} effective of {chains * draws} samples, temperature {temperature:.2f}"
     )
     return Verdict(

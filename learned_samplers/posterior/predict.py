@@ -216,6 +216,8 @@ class Predictive:
             `Uncertainty`, with fields ``mean``, ``total``, ``aleatoric`` and ``epistemic``.
         """
         form = _output_format(options, "uncertainty")
+        if len(self) == 1:
+            warnings.warn("one sample disagrees with none: its epistemic uncertainty is 0, collect more", stacklevel=2)
         variances = form.output == "regression"
         run = self._run(x, options, form.moments if variances else None)
         answer = [Filled(run.expected) for _ in Uncertainty._fields]

@@ -169,10 +169,11 @@ def test_refusals(settings, error, named):
 @pytest.mark.parametrize(
     ("x", "y", "named"),
     [
-        ([[np.nan], [1.0], [2.0]], [1, 2, 3], "NaN"),
-        ([[0.0], [1.0], [2.0]], [1, np.inf, 3], "inf"),
+        ([[np.nan], [1.0], [2.0]], [1, 2, 3], "X.*column 0.*missing"),
+        ([[0.0], [1.0], [2.0]], [1, np.inf, 3], "y.*infinite"),
         ([[0.0]], [1], "1 sample"),
         ([[1.0, "2"], [2.0, "red"], [3.0, "3"]], [1, 2, 3], "X.*column 1.*'red'"),
+        ([[1.0, None], [2.0, 2.0], [3.0, 3.0]], [1, 2, 3], "X.*column 1.*missing"),
         (pd.DataFrame({"size": [1.0, 2.0], "colour": ["red", "blue"]}), [1, 2], "X.*'colour'.*'red'"),
         ([[0.0], [1.0], [2.0]], [1, "two", 3], "y.*'two'"),
     ],

@@ -355,6 +355,8 @@ def test_given_noise():
     none = samples.uncertainty(X, output="regression")
     assert (none.aleatoric == 0).all()
     torch.testing.assert_close(none.epistemic[0], torch.tensor([1.0, 0.0]))
+    with pytest.warns(UserWarning, match="epistemic uncertainty is 0"):
+        assert not constants((1.0, 2.0)).uncertainty(X).epistemic.any()
     some = samples.uncertainty(X, output="regression", noise=torch.tensor([0.5, 2.0]))
     torch.testing.assert_close(some.total[0], torch.tensor([1.25, 4.0]))
     assert samples.uncertainty(X, output="regression", noise=3).aleatoric.unique().item() == 9
