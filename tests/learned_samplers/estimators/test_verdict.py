@@ -16,7 +16,8 @@ def test_settled_and_not():
     apart = chains(0.5) + 10 * np.arange(4)[:, None, None]
     assert verdict(apart, 1.0).settled  # modes of their own
     assert verdict(apart, 1.0).across > 2
-    assert "differ" in verdict(apart, 1.0).text and "differ" not in verdict(chains(0.5), 1.0).text
+    assert "differ" in verdict(apart, 1.0).text
+    assert "differ" not in verdict(chains(0.5), 1.0).text
     drift = chains(0.5) + np.linspace(0, 5, 400)[:, None]
     faults = [(drift, 1.0, "drift"), (chains(0.5), 1.5, "temperature 1.50"), (chains(0.99, 60), 1.0, "n_steps")]
     faults += [
