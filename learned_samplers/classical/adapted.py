@@ -87,8 +87,8 @@ class AdaptedSGHMC(Sampler):
         params, num_data, temperature, prior_precision, prior_mean, momentum_init, foreach, generator, options: as for
             `SGHMC`.
         lr: of the chain: Adam's learning rate. Without a warm-up begin with the one that trains the network. None is
-            0.003, or 0.002 where ``total_steps`` (a cycle, where there are cycles) is more than N/16 steps, four epochs
-            of minibatches of 64: their heat, some 115·lr on a small CNN, makes a longer run too unsure.
+            0.003, or 0.002 where T < 1 and ``total_steps`` (a cycle, where there are cycles) is more than N/16 steps,
+            four epochs of minibatches of 64: their heat, some 115·lr on a small CNN, makes a longer run too unsure.
         total_steps: the budget. It stands for the two next ones: `WhitenedSGHMC` explores, at lr 0.002, and W is four
             fifths of it (of a cycle), but not more than N/8 steps, down to half of it. `thinning` is then known, too.
             At least 13 (a cycle, too), so that the mass is that of ten gradients.
@@ -180,7 +180,7 @@ class AdaptedSGHMC(Sampler):
             of = "" if cycle_length is None else f" of a cycle_length of {cycle_length}"
             raise ValueError(f"total_steps must be more than warmup_steps={warmup_steps}{of}, got {total_steps}")
         if lr is None:
-            given["lr"] = rate_of(None if total_steps is None else run, num_data)
+            given["lr"] = rate_of(None if total_steps is None else run, num_data, temperature)
         given["mass"] = mass if mass is not None else "diagonal" if warmup is None else "matrix"
         del given["warmup"]
         self.warmup = warmup

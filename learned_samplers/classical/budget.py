@@ -23,16 +23,18 @@ def warmup_of(run: int, num_data: float) -> int:
     return int(min(0.8 * run, max(0.5 * run, float(num_data) / 8, LEAST_WARMUP)))
 
 
-def rate_of(run: int | None, num_data: float | None) -> float:
+def rate_of(run: int | None, num_data: float | None, temperature: float) -> float:
     """The chain's lr for a budget, or for a cycle; None is an unknown one.
 
-    Minibatches heat a chain in proportion to its rate. A short run gains by moving far; one that sees the data four
-    times and more shows the heat as doubt that is not there (N/16 steps are four epochs of 64).
+    Minibatches heat a chain in proportion to its rate. A short run gains by moving far, and one at T = 1 by mixing; a
+    cold one that sees the data four times and more shows the heat as doubt that is not there (N/16 steps are four
+    epochs of 64).
     """
     if run is None:
         return 0.003
     validation.number_of_data(num_data)
-    return 0.003 if run <= float(num_data) / 16 else 0.002  # type: ignore[arg-type]  # None is refused
+    cold = validation.number("temperature", temperature) < 1
+    return 0.002 if cold and run > float(num_data) / 16 else 0.003  # type: ignore[arg-type]  # None is refused
 
 
 def thinning_of(phases: list[int], num_samples: int) -> int:

@@ -651,7 +651,7 @@ def test_a_budget_says_when_it_samples(settings, phases, thinning):
     group = sampler.param_groups[0]
     assert (group["warmup_steps"], group["cycle_length"]) == phases
     assert type(sampler.explorer.optimizer) is settings.get("warmup", WhitenedSGHMC)
-    assert (group["mass"], group["lr"]) == ("matrix", 0.002)
+    assert (group["mass"], group["lr"]) == ("matrix", 0.003)
     number = min(5, settings["total_steps"] - phases[0])
     samples = PosteriorSamples(model, sampler, thinning=sampler.thinning(number))
     assert copy.deepcopy(sampler).thinning(number) == sampler.thinning(number) == thinning

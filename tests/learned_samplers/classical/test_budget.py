@@ -26,14 +26,16 @@ def test_data_that_are_seen_often_leave_half_of_the_run_for_samples(run, num_dat
         (dict(total_steps=2501), 0.002),
         (dict(total_steps=5000, cycle_length=2500), 0.003),
         (dict(total_steps=5000, lr=0.01), 0.01),
+        (dict(total_steps=5000, temperature=1.0), 0.003),
         (dict(warmup_steps=5000), 0.003),
     ],
 )
-def test_a_run_that_sees_the_data_more_than_four_times_has_a_smaller_rate(own, rate):
+def test_a_cold_run_that_sees_the_data_more_than_four_times_has_a_smaller_rate(own, rate):
+    own = {"temperature": 0.1, **own}
     sampler = AdaptedSGHMC([torch.nn.Parameter(torch.zeros(2, 2))], num_data=40_000, **own)
     assert sampler.param_groups[0]["lr"] == rate
     run = own.get("cycle_length", own.get("total_steps"))
-    assert "lr" in own or rate_of(run, torch.tensor(40_000.0)) == rate
+    assert "lr" in own or rate_of(run, torch.tensor(40_000.0), torch.tensor(own["temperature"])) == rate
 
 
 @pytest.mark.parametrize(

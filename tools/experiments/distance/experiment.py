@@ -209,7 +209,9 @@ class Experiment:
         if row == "L2E":
             rates = (METHODS["L2E"].rate(self.part.settings),)
         num_data = self.problem.num_data
-        choices = [Setting(rate_of(budget, num_data), warmup_of(budget, num_data) / budget)]
+        choices = [
+            Setting(rate_of(budget, num_data, self.part.settings.temperature), warmup_of(budget, num_data) / budget)
+        ]
         if row != UNTUNED:
             choices = [Setting(lr, share) for lr, share in itertools.product(rates, SHARES)]
         seeds = self.options.seed_list()

@@ -189,7 +189,9 @@ class RunMethod(Method):
 
     def rate_at(self, settings: Settings, num_data: int) -> float:
         """The same, but of a method as it comes that of its budget."""
-        return rate_of(settings.budget(num_data), num_data) if self.as_it_comes else self.rate(settings)
+        if not self.as_it_comes:
+            return self.rate(settings)
+        return rate_of(settings.budget(num_data), num_data, settings.temperature)
 
     def schedule(self, optimizer: torch.optim.Optimizer, plan: Plan) -> CyclicalSchedule | None:
         """The cyclical schedule of a sampler that has no cycles of its own; None where none is wanted."""
