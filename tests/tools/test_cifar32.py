@@ -97,7 +97,7 @@ def test_the_rate_with_the_lowest_mean_is_chosen_and_a_collapsed_run_counts_as_a
             place.with_suffix(".json").write_text(json.dumps({"validation_nll": found[number]}))
     assert chosen("SGD, cosine", tmp_path) == 0.05
     assert chosen("5 networks by SGD", tmp_path) == 0.05
-    assert chosen("AdaptedSGHMC(warmup=L2E), as it comes", tmp_path) == 0.003
+    assert chosen("AdaptedSGHMC(warmup=L2E), as it comes", tmp_path) == 0.002
 
 
 def test_the_closed_half_is_scored_by_its_own_option_alone(tmp_path, small):
