@@ -451,8 +451,12 @@ def _is_word(value: Any) -> bool:
 
 
 def _is_missing(value: Any) -> bool:
-    """Whether it is None or a number that is not finite."""
-    return value is None or (isinstance(value, float | np.floating) and not math.isfinite(value))
+    """Whether it is None, pandas' NA or a number that is not finite."""
+    return (
+        value is None
+        or type(value).__name__ == "NAType"
+        or (isinstance(value, float | np.floating) and not math.isfinite(value))
+    )
 
 
 @contextmanager

@@ -207,7 +207,8 @@ class Predictive:
         For classes these are entropies in nats, of shape (N,), or that of the logits with ``output="binary"``: the
         entropy H of the averaged prediction, the average of the samples' entropies, and their difference, the mutual
         information of target and weights. For a regression they are variances, of the shape of the mean:
-        Var y = (1/K) Σ σ_k² + (1/K) Σ (m_k − m)². Without ``noise`` the aleatoric part is 0.
+        Var y = (1/K) Σ σ_k² + (1/K) Σ (m_k − m)². Without ``noise`` the aleatoric part is 0. Of one sample the
+        epistemic part is 0, whatever it does not know, and a warning says so.
 
         Args:
             x, options: as in :meth:`predict`; ``output`` must not be a function.

@@ -56,6 +56,20 @@ def test_a_comparison_extends_and_halves(tmp_path, monkeypatch):
         assert {seed for *_, seed in of_budget} == {1000, 1001}, "not the seeds of the final runs"
 
 
+def test_a_method_as_it_comes_has_the_rate_of_each_budget(tmp_path, monkeypatch):
+    options = [*TINY, "--sampler", "AdaptedAsItComes", "--budgets", "20", "200", "--temperature", "0.1"]
+    options = parse_compare([*options, "--out", str(tmp_path)])
+    data, _ = options.load()
+    assert 20 <= data.num_data / 16 < 200
+    monkeypatch.setattr(
+        *(Runs, "run"), lambda self, settings, method, lr, seed, **_: Result(method, lr, seed, {}, validation_nll=1.0)
+    )
+    with tqdm(disable=True) as bar:
+        comparison = Comparison(options, data, bar)
+        chosen = [comparison.tune("AdaptedAsItComes", budget).chosen.lr for budget in (20, 200)]
+    assert chosen == [0.003, 0.002]
+
+
 def test_a_method_whose_settings_diverge_tries_as_many_as_the_others(tmp_path, monkeypatch):
     options = [*TINY, "--sampler", "PSGLD", "SGD", "--budgets", "10", "20", "--tries", "4", "--keep", "3"]
     options = parse_compare([*options, "--extensions", "1", "--tune-seeds", "1", "--out", str(tmp_path)])

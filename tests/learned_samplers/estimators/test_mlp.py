@@ -174,6 +174,7 @@ def test_refusals(settings, error, named):
         ([[0.0]], [1], "1 sample"),
         ([[1.0, "2"], [2.0, "red"], [3.0, "3"]], [1, 2, 3], "X.*column 1.*'red'"),
         ([[1.0, None], [2.0, 2.0], [3.0, 3.0]], [1, 2, 3], "X.*column 1.*missing"),
+        (pd.DataFrame({"a": [1.0, 2.0], "b": pd.array([1, None], "Int64")}), [1, 2], "X.*'b'.*missing"),
         (pd.DataFrame({"size": [1.0, 2.0], "colour": ["red", "blue"]}), [1, 2], "X.*'colour'.*'red'"),
         ([[0.0], [1.0], [2.0]], [1, "two", 3], "y.*'two'"),
     ],

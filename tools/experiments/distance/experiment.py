@@ -20,7 +20,7 @@ from experiments.harness.runs.methods import METHODS
 from experiments.harness.runs.minibatches import batches
 from experiments.harness.tuning import Choice, tune
 from learned_samplers import HMC, metrics
-from learned_samplers.classical.budget import rate_of, warmup_of
+from learned_samplers.classical.budget import warmup_of
 from meta_tasks.progress import progress
 
 CHAINS = 4  # of HMC
@@ -209,9 +209,8 @@ class Experiment:
         if row == "L2E":
             rates = (METHODS["L2E"].rate(self.part.settings),)
         num_data = self.problem.num_data
-        choices = [
-            Setting(rate_of(budget, num_data, self.part.settings.temperature), warmup_of(budget, num_data) / budget)
-        ]
+        lr = METHODS[ROWS[UNTUNED]].rate_at(replace(self.part.settings, steps=budget), num_data)
+        choices = [Setting(lr, warmup_of(budget, num_data) / budget)]
         if row != UNTUNED:
             choices = [Setting(lr, share) for lr, share in itertools.product(rates, SHARES)]
         seeds = self.options.seed_list()
