@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from learned_samplers.base.segments import Segments
 
-__all__ = ["BatchedModule", "BatchedNetwork", "cross_entropy", "linear", "linear_gradients"]
+__all__ = ["BatchedModule", "BatchedNetwork", "channels_last", "cross_entropy", "linear", "linear_gradients"]
 
 
 class BatchedNetwork:
@@ -108,6 +108,12 @@ def cross_entropy(logits: Tensor, y: Tensor, batch: int) -> tuple[Tensor, Tensor
     gradient = exponentials.mul_((1 / batch) / total)
     gradient.scatter_add_(1, classes, gradient.new_full((1, 1, 1), -1 / batch).expand(classes.shape))
     return loss, gradient.transpose(1, 2)
+
+
+def channels_last(tensor: Tensor) -> Tensor:
+    """(N, C, H, W) in the channels-last format, in its strides too: of a tensor with one channel `contiguous` keeps the
+    strides of the other format, and a convolution goes by them."""
+    return tensor.to(memory_format=torch.channels_last)
 
 
 def linear(layer_input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

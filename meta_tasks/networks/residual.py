@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from learned_samplers.base import validation
-from meta_tasks.networks.batched import BatchedNetwork, linear
+from meta_tasks.networks.batched import BatchedNetwork, channels_last, linear
 from meta_tasks.networks.building import ACTIVATIONS, InputShape, check_size, is_count
 
 __all__ = ["BatchedResidual", "FilterResponseNorm", "ResNet", "ResidualBlock", "resnet", "resnet20_frn", "resnet_frn"]
@@ -167,7 +167,7 @@ class BatchedResidual(BatchedNetwork):
     def logits(self, weights: Tensor, x: Tensor) -> Tensor:
         w, members, (groups, n) = self.views(weights), len(weights), x.shape[:2]
         image = x.transpose(0, 1).reshape(n, -1, *x.shape[3:])
-        hidden = image.contiguous(memory_format=torch.channels_last)
+        hidden = channels_last(image)
         hidden = self._normalised(w, "stem.1", _convolution(w["stem.0.weight"], hidden, groups, padding=1))
         for i, stride in enumerate(self._strides):
             block = f"blocks.{i}"
@@ -196,7 +196,7 @@ class BatchedResidual(BatchedNetwork):
 
 def _convolution(weight: Tensor, x: Tensor, groups: int, stride: int = 1, padding: int = 0) -> Tensor:
     """Weights (P, out, in, k, k) on x (n, P·in, height, width); on (n, G·in, …) with ``groups`` G < P."""
-    flat = weight.reshape(-1, *weight.shape[2:]).contiguous(memory_format=torch.channels_last)
+    flat = channels_last(weight.reshape(-1, *weight.shape[2:]))
     return torch.conv2d(x, flat, None, stride, padding, 1, groups)
 
 

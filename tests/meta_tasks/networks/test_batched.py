@@ -61,6 +61,19 @@ def test_the_pieces_add_up_however_the_work_is_cut(members_per_call, images_per_
     torch.testing.assert_close(cut.logits(weights, x), whole.logits(weights, x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_activations_are_channels_last_whatever_the_number_of_channels(channels):
+    # With one channel torch takes them for the other format, which is half as fast.
+    network = batched_network_for("cnn", (channels, 8, 8), 4, channels=4, depth=2)
+    weights, (x, _) = members(network, 2), batch((channels, 8, 8), 1)
+    _, activations, indices, _ = network._forward(network.views(weights), x)
+    assert all(each.stride(1) == 1 for each in (*activations, indices))
+    outputs = []
+    network.module.convolutions[-1].register_forward_hook(lambda _, inputs, output: outputs.append(output))
+    network.module(x[0])
+    assert outputs[0].stride(1) == (1 if channels == 1 else 64)  # a plain network of more channels is left as it is
+
+
 def test_ties_in_a_pooling_window_go_where_autograd_sends_them():
     # A blank image makes every window a tie; the first pixel of a window must get the gradient, as in torch.
     network = batched_network_for("cnn", (1, 8, 8), 4, channels=4, depth=2)
