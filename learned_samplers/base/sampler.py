@@ -9,6 +9,7 @@ and a guard that does not apply to a step is not in its list, nor costs it anyth
 
     before  broken off       no step goes on from half a step
             hyperparameters  a scheduler, a hand or a loaded state may have changed them since the last step
+            resumed          a loaded state goes with the weights that were saved with it
             schedule         no step at the rate or temperature of another step
             replicas         copies of one chain draw the same noise, and are compared
     around  clipping         it watches what was gathered, before anything else changes it
@@ -37,7 +38,7 @@ from learned_samplers.base import prior_mean, sharding, step, validation
 from learned_samplers.base.group_keys import GROUP_OPTIONS, known_options, momentum_as_decay, refuse_unknown
 from learned_samplers.base.guards import broken_off, overflow, precision, replicas, schedule, shards, side_by_side
 from learned_samplers.base.guards.hyperparameters import ChangedHyperparameters
-from learned_samplers.base.guards.misuse import ClippingWatch, ReseedingWatch
+from learned_samplers.base.guards.misuse import ClippingWatch, ReseedingWatch, other_weights
 from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite, waits_for_launches
 from learned_samplers.base.saved_state import ResumableOptimizer
 from learned_samplers.base.step import Evaluation, GroupInputs, blocks
@@ -204,6 +205,8 @@ class Sampler(ResumableOptimizer):
         if torch.compiler.is_compiling():  # where nothing can be raised
             return []
         guards: list[Before] = [broken_off.refuse, self.changed_hyperparameters]
+        if self.saved_weights is not None:
+            guards.append(other_weights)
         if self.schedule is not None or "sampling_temperature" in self.param_groups[0]:
             guards.append(schedule.keep_step)
         if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import prior_mean, sharding, validation
-from learned_samplers.base.guards import broken_off, precision, shards
+from learned_samplers.base.guards import broken_off, misuse, precision, shards
 from learned_samplers.base.operations import as_number
 
 
@@ -31,6 +31,8 @@ class ResumableOptimizer(torch.optim.Optimizer):
     replicated: bool | None = None
     #: Whether an update was broken off in the middle, and no state was loaded since.
     broken_off: bool = False
+    #: After a state was loaded, until the next step: what the weights saved with it sum up to.
+    saved_weights: list[float] | None = None
     #: The device mesh that the parameters are sharded over, and within a step this process's parts of them.
     mesh: Any = None
     parts: shards.LocalParts | None = None
@@ -81,6 +83,7 @@ class ResumableOptimizer(torch.optim.Optimizer):
             everything = [p for group in self.param_groups for p in group["params"]]
             saved["sampler"]["shapes"] = [list(p.shape) for p in everything]
             saved["sampler"]["dtypes"] = [_dtype_name(p) for p in everything]
+            saved["sampler"]["weight_sums"] = misuse.weight_sums(everything)
         if self.replicated:
             saved["sampler"]["replicated"] = True
         waiting = [
@@ -122,6 +125,7 @@ class ResumableOptimizer(torch.optim.Optimizer):
             self.set_rng_state(noise)
             raise
         self.broken_off = False
+        self.saved_weights = state_dict["sampler"].get("weight_sums") if self.mesh is None else None
         self._loaded()
         before, now = (
             next((as_number(g["num_data"]) for g in each if "num_data" in g), None) for each in (groups, filled)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.base.guards import broken_off, replicas
+from learned_samplers.base.guards import broken_off, misuse, replicas
 from learned_samplers.base.guards.precision import without_autocast
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
@@ -172,6 +172,8 @@ class ParticleSampler(Sampler):
                 these.
         """
         broken_off.refuse(self)
+        if self.saved_weights is not None:
+            misuse.other_weights(self)
         self._validate_groups()
         self._refuse_replicas()
         if closure is None:

@@ -1,10 +1,10 @@
-"""Two habits of training loops that harm no optimizer and break the law of a sampler: each is told once."""
+"""Habits of training loops that harm no optimizer, or little, and break the law of a sampler: each is told once."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -101,3 +101,26 @@ def _state(device: torch.device) -> bytes | None:
         index = torch.cuda.current_device() if device.index is None else device.index
         return torch.cuda.default_generators[index].get_state().numpy().tobytes()
     return None
+
+
+def weight_sums(params: Iterable[Tensor]) -> list[float]:
+    """The sum of each parameter that is sampled, 0 for others. That of other weights differs by about their norm."""
+    return [p.detach().sum(dtype=torch.float64).item() if p.requires_grad else 0.0 for p in params]
+
+
+def other_weights(sampler: Any) -> None:
+    """Before the first step after a saved state was loaded: warns unless the weights are those that were saved with it.
+
+    (Not when it is loaded: the weights may be loaded after it.)
+    """
+    saved, sampler.saved_weights = sampler.saved_weights, None
+    params = [p for group in sampler.param_groups for p in group["params"]]
+    for p, before, now in zip(params, saved or (), weight_sums(params), strict=False):
+        if now != before and abs(now - before) > 0.01 * torch.linalg.vector_norm(p, dtype=torch.float64).item():
+            warnings.warn(
+                f"the state of {type(sampler).__name__} was loaded, and the weights are not those that were saved with "
+                "it: the chain goes on from elsewhere, with the momentum of another place. Load the model's state too "
+                "(model.load_state_dict), before the first step",
+                stacklevel=4,
+            )
+            return

@@ -228,3 +228,29 @@ def test_a_state_of_another_precision_is_said_to_be_one(name, there, here):
     if there == "float32":
         with pytest.warns(UserWarning, match="saved from float32 parameters.*float64.*other noise"):
             make("float64")[0].load_state_dict(sampler.state_dict())
+
+
+@pytest.mark.parametrize("name", ["SGHMC", "L2E", "HMC"])
+@pytest.mark.parametrize("weights_first", [True, False])
+def test_a_state_without_the_weights_that_were_saved_with_it_warns_at_the_next_step(name, weights_first):
+    model, sampler, _ = running(name)
+    saved, weights = copy.deepcopy((sampler.state_dict(), model.state_dict()))
+
+    def resume(net):
+        chain = SAMPLERS[name](net.parameters(), lr=1.0)
+        chain.load_state_dict(saved)
+        return chain
+
+    new = small_network(seed=99)
+    chain = resume(new)
+    with pytest.warns(UserWarning, match="weights are not those"):
+        chain.step(closure_for(new, chain))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chain.step(closure_for(new, chain))  # it is told once
+        other = small_network(seed=99)
+        if weights_first:
+            other.load_state_dict(weights)
+        chain = resume(other)
+        other.load_state_dict(weights)
+        chain.step(closure_for(other, chain))

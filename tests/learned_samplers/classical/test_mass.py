@@ -174,7 +174,8 @@ def test_each_group_has_its_own_mass():
         sampler.step(closure_for(model, sampler))
     shapes = [tuple(sampler.state[p]["mass"].shape) for p in model.parameters()]
     assert shapes == [(5, 3), (5,), (2, 1, 5, 5), (2,)]
-    _, twin = make("diagonal")
+    copied, twin = make("diagonal")
+    copied.load_state_dict(model.state_dict())
     twin.load_state_dict(sampler.state_dict())
     assert same(twin.state_dict(), sampler.state_dict())
     with pytest.raises(ValueError, match="mass"):

@@ -113,7 +113,7 @@ def test_a_resumed_run_compares_nothing(monkeypatch):
     again = SVGD([x], 0.1)
     again.load_state_dict(sampler.state_dict())
     monkeypatch.setattr("learned_samplers.particles.base.warn_of_equal", lambda *_: pytest.fail("compared"))
-    for each in (sampler, again):
+    for each in (again, sampler):
         each.step(lambda: energies("SVGD", x))
 
 
