@@ -98,9 +98,3 @@ def _from_ours(target: str, n: float, ours: dict[str, Any]) -> dict[str, Any]:
         "weight_decay": ours["prior_precision"] / n,
     }
     return {name: values[name] for name in names}
-
-
-def prior_precision(standard_deviation: float) -> float:
-    """λ = 1/σ² of a Gaussian prior with standard deviation σ > 0."""
-    validation.positive("standard_deviation", standard_deviation)
-    return 1.0 / standard_deviation**2

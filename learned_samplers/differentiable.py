@@ -3,10 +3,9 @@
 ``import learned_samplers.differentiable`` (it needs ``pip install "learned-samplers[higher]"``) makes the samplers of
 this package known to ``higher``; where ``higher`` was imported first, ``import learned_samplers`` does. Then
 ``higher.innerloop_ctx(model, sampler)`` works, with the same rules as the samplers', out of place and on the autograd
-tape (`L2E` with weights that do not whiten, such as `l2e`, and `AdaptedSGHMC` without a warm-up; not `HMC`, and not
-`SGLRW`, whose steps are of one length whatever the gradient). Gradients flow to initial parameters, to
-hyperparameters given as ``override={"lr": [tensor]}``, and to the data.
-A sampler of your own is made known by ``register(MySampler)``.
+tape. Gradients flow to initial parameters, to hyperparameters given as ``override={"lr": [tensor]}``, and to the data.
+Of a sampler that needs a closure, whitens or warms up it raises an error that says why. One of your own is made known
+by ``register(MySampler)``.
 """
 
 from __future__ import annotations

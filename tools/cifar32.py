@@ -9,7 +9,6 @@ Resumable: call it again after a stop, with the same --out.
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 import torch
@@ -32,8 +31,7 @@ def main() -> None:
         print(table(options.out, data(options.data) if options.open else None))
         return
     torch.set_num_threads(options.threads)
-    jobs = options.jobs or (1 if options.device == "cpu" else max((os.cpu_count() or 3) - 2, 1))
-    Study(options.out, options.data, options.device, jobs, options.minutes).all()
+    Study(options.out, options.data, options.device, options.jobs, options.minutes).all()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 import platform
 import sys
 import tempfile
@@ -31,9 +30,11 @@ import torch
 from experiments.benchmarks.samplers import NUM_DATA, SAMPLERS, step_of
 from experiments.cifar32.study import Study
 from experiments.cifar32.study import table as cifar32_table
+from experiments.harness.devices import synchronize
+from experiments.harness.tables import markdown, rectangular
 from torch import Tensor, nn
 
-from learned_samplers import HMC, MCLMC, SGHMC, SGLRW, KineticL2E, PosteriorSamples, SampleCollection, WhitenedSGHMC
+from learned_samplers import HMC, MCLMC, SGHMC, SGLRW, KineticL2E, PosteriorSamples, SampleCollection
 from learned_samplers.approximations import IVON
 from meta_tasks.datasets import ImageData
 from meta_tasks.inner_loop.schedule import Schedule
@@ -51,15 +52,9 @@ INNER = ((4, 1, 128), (8, 3, 128), (16, 5, 128))
 MEMBERS = (2, 32)
 PAPER = 1000 * 2 * 3000  # member-steps of the L2E paper's meta-training
 MORE: dict[str, Callable[[Any], Any]] = {
-    "WhitenedSGHMC": lambda params: WhitenedSGHMC(params, 1e-9, NUM_DATA),
     "KineticL2E": lambda params: KineticL2E(params, 1e-9, NUM_DATA),
     "HMC": lambda params: HMC(params, 1e-9, NUM_DATA, leapfrog_steps=3),
 }
-
-
-def synchronize(device: str) -> None:
-    if device != "cpu":
-        torch.accelerator.synchronize()
 
 
 # ---------------------------------------------------------------- (a) what a device can break
@@ -230,7 +225,7 @@ def speeds(device: str, enough: Callable[[], bool]) -> dict[str, dict[str, dict[
         "transformer": Transformer,
     }
     made: dict[str, Callable[[Any], Any]] = {"torch Adam": lambda params: torch.optim.Adam(params, 1e-9)}
-    made |= SAMPLERS | {"WhitenedSGHMC": MORE["WhitenedSGHMC"], "KineticL2E": MORE["KineticL2E"]}
+    made |= SAMPLERS | {"KineticL2E": MORE["KineticL2E"]}
     found: dict[str, dict[str, dict[str, float]]] = {}
     x, y = torch.randn(BATCH, 3, 32, 32, device=device), torch.randint(10, (BATCH,), device=device)
     for title, build in networks.items():
@@ -276,8 +271,7 @@ def meta_training(device: str, enough: Callable[[], bool]) -> dict[str, dict[str
 
 def rows(device: str, data: Path, out: Path, minutes: float) -> str:
     """`tools/cifar32.py runs` for so many minutes, and its table."""
-    jobs = 1 if device == "cpu" else max((os.cpu_count() or 3) - 2, 1)
-    Study(out / "cifar32", data, device, jobs, minutes).all()
+    Study(out / "cifar32", data, device, minutes=minutes).all()
     return cifar32_table(out / "cifar32")
 
 
@@ -288,12 +282,8 @@ def page(found: dict[str, Any]) -> str:
     """All of it as Markdown."""
 
     def table(rows: dict[str, dict[str, Any]], first: str) -> str:
-        heads = list(dict.fromkeys(key for row in rows.values() for key in row))
-        lines = [f"| {first} | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
-        for name, row in rows.items():
-            cells = [f"{v:.4g}" if isinstance(v := row.get(key, "–"), float) else str(v) for key in heads]
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-        return "\n".join(lines)
+        cells = [{k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in row.items()} for row in rows.values()]
+        return markdown(rectangular([{first: name, **row} for name, row in zip(rows, cells, strict=True)]))
 
     wrong = {name: {"found": what} for name, what in found["checks"].items() if what}
     parts = [f"# {found['device']}, torch {found['torch']}", f"`{found['command']}`"]

@@ -151,7 +151,7 @@ def check_sampler(
     push = math.sqrt(gradient_noise) / n
     vector = len(shape) == 1
     maps = [
-        [read_linear_step(factory, k / n, push, 1 / r, per_chain) if vector else None for k in curvatures]
+        [read_linear_step(factory, k / n, push, 1 / r) if vector and not per_chain else None for k in curvatures]
         for r in (1.0, refinement)
     ]
     linear = all(m is not None for row in maps for m in row)

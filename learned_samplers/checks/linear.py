@@ -114,7 +114,6 @@ def read_linear_step(
     slope: float,
     gradient_noise: float = 0.0,
     rescale_lr: float = 1.0,
-    per_chain: bool = False,
 ) -> LinearStep | None:
     """The map of one coordinate of the sampler that ``factory`` makes, or None if its step is not linear.
 
@@ -127,10 +126,7 @@ def read_linear_step(
         slope: the gradient of the mean loss is ``slope`` · θ.
         gradient_noise: standard deviation of the noise on that gradient.
         rescale_lr: factor on every group's lr.
-        per_chain: the sampler wants losses of shape (M,) (Metropolis tests are not linear: the answer is None).
     """
-    if per_chain:
-        return None
     names = _probe_state(factory, slope)
     if names is None:
         return None

@@ -177,7 +177,9 @@ class _Probe:
             raise ValueError(f"sampler must have num_data in its parameter groups, got {self.name}")
 
     def step(self, lr: float, curvature: float, push: float = 0.0) -> LinearStep:
-        found = read_linear_step(self.factory, curvature, push, lr / self.lr, per_chain=self.name == "HMC")
+        found = None  # a Metropolis test is not linear
+        if self.name != "HMC":
+            found = read_linear_step(self.factory, curvature, push, lr / self.lr)
         if found is None:
             raise ValueError(
                 f"sampler must move a quadratic's coordinates by the same linear map at each step, which {self.name} "

@@ -115,9 +115,9 @@ def step_length(lr: Any, num_data: Any, temperature: Any, size: int) -> Any:
 
 
 def noise_scale(
-    gradients: Tensors, mean: Tensors, square: Tensors, *, rate: float, limit: float = 10.0, batch_axes: int = 0
+    gradients: Tensors, mean: Tensors, square: Tensors, *, rate: float, batch_axes: int = 0
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """ḡ ← ḡ + ρ(g−ḡ), s² ← s² + ρ((g−ḡ)² − s²), and ŝ = s over its root mean square, in [1/limit, limit].
+    """ḡ ← ḡ + ρ(g−ḡ), s² ← s² + ρ((g−ḡ)² − s²), and ŝ = s over its root mean square, in [1/10, 10].
 
     The root mean square is over all tensors of a chain; ŝ is 1 as long as no gradient has differed from the mean.
     """
@@ -126,7 +126,7 @@ def noise_scale(
     roots = [s.sqrt() for s in square]
     count = inner_product([torch.ones_like(r) for r in roots], [torch.ones_like(r) for r in roots], batch_axes)
     size = (inner_product(roots, roots, batch_axes) / count).sqrt()
-    scale = [torch.where(per_chain(size, r) > 0, r / per_chain(size, r), 1.0).clamp(1 / limit, limit) for r in roots]
+    scale = [torch.where(per_chain(size, r) > 0, r / per_chain(size, r), 1.0).clamp(0.1, 10.0) for r in roots]
     return mean, square, scale
 
 

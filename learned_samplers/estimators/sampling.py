@@ -51,16 +51,13 @@ def warm_up(
     *,
     steps: int,
     lr: float = 0.01,
-    batch_size: int = 128,
-    checks: int = 60,
-    patience: int = 20,
 ) -> int:
     """Train every chain by Adam with a cosine, and leave each where its loss on the held-out rows was lowest.
 
+    They are looked at 60 times, and it ends where 20 of these have made no chain better.
+
     Args:
         rows, held_out: indices of the rows to train on and of those to stop by; without the latter all steps are made.
-        checks: how often the held-out rows are looked at.
-        patience: checks without a better one in any chain after which it ends.
 
     Returns:
         The number of steps made.
@@ -68,9 +65,9 @@ def warm_up(
     flat = flatten(chains)
     optimizer = torch.optim.Adam([flat], lr=lr)
     best, kept = torch.full((chains.count,), math.inf), flat.detach().clone()
-    every, since = max(1, steps // checks), 0
+    every, since = max(1, steps // 60), 0
     for step in range(1, steps + 1):
-        batch = rows if len(rows) <= batch_size else rows[torch.randint(len(rows), (batch_size,))]
+        batch = rows if len(rows) <= 128 else rows[torch.randint(len(rows), (128,))]
         flat.grad = gradient(chains, losses(batch) + chains.prior_energy() / num_data)
         optimizer.step()
         optimizer.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
@@ -81,7 +78,7 @@ def warm_up(
             if better.any():
                 since, best = 0, torch.where(better, now, best)
                 kept[better] = flat.detach()[better]
-            if since >= patience:
+            if since >= 20:
                 break
     if len(held_out):
         flat.data.copy_(kept)
@@ -124,10 +121,10 @@ def begin_with_means(
     return made + warm_up(chains, losses, rows, held_out, num_data, steps=steps)
 
 
-def equalise(chains: Chains, losses: Losses, num_data: int, prior_precision: float, power: float = 0.25) -> None:
-    """Give every weight the scale s = H^(−``power``), H = N·E[g²] + λ, by gradients of single small batches.
+def equalise(chains: Chains, losses: Losses, num_data: int, prior_precision: float) -> None:
+    """Give every weight the scale s = H^(−¼), H = N·E[g²] + λ, by gradients of single small batches.
 
-    H is the diagonal of the empirical Fisher information; power ½ would make the diagonal of the curvature 1, and ¼
+    H is the diagonal of the empirical Fisher information; H^(−½) would make the diagonal of the curvature 1, and ¼
     goes half of the way, which mixes better where the directions that data fix are no single weights. The mean square
     of a chain's scales is 1.
     """
@@ -142,7 +139,7 @@ def equalise(chains: Chains, losses: Losses, num_data: int, prior_precision: flo
     chains.zero_grad()
     # A weight that no batch has moved (a dead unit) is left to the prior.
     floor = max(prior_precision, 1e-8)
-    scales = {name: (num_data * total + floor) ** -power for name, total in squares.items()}
+    scales = {name: (num_data * total + floor) ** -0.25 for name, total in squares.items()}
     size = sum(s[0].numel() for s in scales.values())
     root = (torch.stack([s.square().reshape(chains.count, -1).sum(1) for s in scales.values()]).sum(0) / size).sqrt()
     chains.precondition({name: s / root.view(-1, *[1] * (s.dim() - 1)) for name, s in scales.items()})

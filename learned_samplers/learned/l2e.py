@@ -22,15 +22,6 @@ from learned_samplers.learned.network import RuleArguments, network_at
 from learned_samplers.learned.sampler import LearnedSampler
 from learned_samplers.learned.settings import LearnedSettings, choice, setting
 
-#: What the published code does where it differs from the paper: ``L2E(params, lr, **PUBLISHED_CODE, network=...)``,
-#: with lr its ``step_mult`` (its step size h is lr/50,000).
-PUBLISHED_CODE: dict[str, Any] = {
-    "form": "paper",
-    "num_data": 50_000,
-    "settings": {"friction": "algorithm2", "noise_multiplier": 1e-3},
-    "momentum_init": "zero",
-}
-
 # The settings of one form alone, and what "by default" means for those whose default depends on it.
 _OF_ONE_FORM = {
     "num_data_in_training": "residual",
@@ -323,10 +314,11 @@ class L2E(AveragingSampler):
         r ← r − ε·[∇Ũ + s·α(θ, r) + C·s·β(θ, r)] + √(2aT)·ξ,    C = a/ε
         θ ← θ + ε·s·β(θ, r_new)
 
-    Where paper and published code disagree the paper's rule is the default, and `PUBLISHED_CODE` holds the options
-    that reproduce the code: C = a (as in the paper's Algorithm 2), noise of variance 2a·10⁻³, N = 50,000, momentum from
-    zero. (The paper also says that features have "l2 norm 1"; root mean square 1 over the tensor is what the code does,
-    and what is done here. Momentum starts from N(0, I) in the paper: ``momentum_init="normal"``.)
+    Where paper and published code disagree the paper's rule is the default. The code's is ``form="paper",
+    num_data=50_000, settings={"friction": "algorithm2", "noise_multiplier": 1e-3}, momentum_init="zero"``: C = a, noise
+    of variance 2a·10⁻³; its ``step_mult`` is lr (its step size h is lr/50,000). (The paper also says that features have
+    "l2 norm 1"; root mean square 1 over the tensor is what the code does, and what is done here. Momentum starts from
+    N(0, I) in the paper: ``momentum_init="normal"``.)
 
     Invariant law: none is claimed, and the average is one over a trajectory. Eq. 6 leaves the posterior invariant if α
     and β are the gradients of one function of (θ, r) alone (Assumption 3.1); the network sees running averages and

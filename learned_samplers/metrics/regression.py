@@ -34,18 +34,15 @@ def gaussian_nll(mean: Any, variance: Any, targets: Any) -> float:
     return -mixture_log_density(m, v, y).mean().item()
 
 
-def mixture_log_density(mean: Tensor, variance: Tensor, targets: Tensor, *, joint: int = 0) -> Tensor:
+def mixture_log_density(mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
     """Log-density log (1/K) Σ_k N(y; m_k, v_k) of each target under an equally weighted mixture of Gaussians, in nats.
 
     Args:
         mean: (K, N, ...).
         variance: the same shape, or one that broadcasts to it.
         targets: (N, ...).
-        joint: so many of the last axes are one target of several numbers, independent under each of the Gaussians; the
-            result is without these axes.
     """
     density = -0.5 * ((targets - mean).square() / variance + variance.log() + math.log(2 * math.pi))
-    density = density.sum(tuple(range(-joint, 0))) if joint else density
     return density.logsumexp(0) - math.log(len(mean))
 
 

@@ -4,13 +4,12 @@
 - `build_text(name, vocabulary, length, num_classes)` makes one that reads texts (`text_networks`).
 - `batched_network_for(name, input_shape, num_classes)` makes the same network for P copies whose weights lie in one
   tensor (P, d), with the loss and gradient of all of them in one call: a `BatchedNetwork`.
-- `batched_mlp(layers, inputs)` is the forward pass of many multilayer perceptrons, for autograd.
 """
 
 from meta_tasks.networks.architectures import batched_network_for, build, names
 from meta_tasks.networks.batched import BatchedModule, BatchedNetwork
 from meta_tasks.networks.convolution import BatchedConvolution
-from meta_tasks.networks.mlp import BatchedMLP, batched_mlp
+from meta_tasks.networks.mlp import BatchedMLP
 from meta_tasks.networks.residual import BatchedResidual
 from meta_tasks.networks.text import build_text, text_networks
 
@@ -20,7 +19,6 @@ __all__ = [
     "BatchedModule",
     "BatchedNetwork",
     "BatchedResidual",
-    "batched_mlp",
     "batched_network_for",
     "build",
     "build_text",

@@ -62,8 +62,6 @@ def batched_network_for(name: str, input_shape: Sequence[int], num_classes: int,
         return build(name, input_shape, num_classes, **options)
 
     by_hand: dict[str, type[BatchedNetwork]] = {"cnn": BatchedConvolution, "mlp": BatchedMLP}
-    if name in ("resnet_frn", "resnet20_frn") or (
-        name == "resnet" and (options.get("norm", "frn"), options.get("activation", "silu")) == ("frn", "silu")
-    ):
+    if name in ("resnet_frn", "resnet20_frn") or (name == "resnet" and options.get("activation", "silu") == "silu"):
         return BatchedResidual(make)
     return by_hand.get(name, BatchedModule)(make)

@@ -12,7 +12,7 @@ from learned_samplers.base import validation
 from meta_tasks.networks.batched import BatchedNetwork, cross_entropy, linear, linear_gradients
 from meta_tasks.networks.building import ACTIVATIONS, InputShape, is_count
 
-__all__ = ["BatchedMLP", "batched_mlp", "mlp"]
+__all__ = ["BatchedMLP", "mlp"]
 
 
 def mlp(
@@ -41,41 +41,6 @@ _ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[
     nn.SiLU: (nn.functional.silu, lambda g, z, a: _aten.silu_backward(g, z)),
     nn.GELU: (nn.functional.gelu, lambda g, z, a: _aten.gelu_backward(g, z)),
 }
-
-
-def batched_mlp(
-    layers: Sequence[tuple[Tensor, Tensor]], inputs: Tensor, activation: Callable[[Tensor], Tensor] = torch.relu
-) -> Tensor:
-    """Outputs (*members, n, out) of many multilayer perceptrons, differentiable by autograd.
-
-    h₀ = x,  h_l = activation(W_l h_{l−1} + b_l), and the last layer without the activation. A layer is one batched
-    matrix product over all members.
-
-    Args:
-        layers: weight ``(*members, out, in)`` and bias ``(*members, out)`` of each layer, first to last; any number of
-            leading member axes, the same for all tensors.
-        inputs: (n, in), seen by all members, or ``(*members, n, in)``.
-        activation: applied elementwise between the layers.
-
-    Raises:
-        ValueError: there is no layer, or a shape does not fit the first weight's member axes.
-    """
-    if not layers:
-        raise ValueError("layers must have at least one layer, got none")
-    members = layers[0][0].shape[:-2]
-    for i, (weight, bias) in enumerate(layers):
-        if weight.shape[:-2] != members or bias.shape != weight.shape[:-1]:
-            raise ValueError(
-                f"layers[{i}] must have a weight (*{tuple(members)}, out, in) and a bias (*{tuple(members)}, out), "
-                f"got {tuple(weight.shape)} and {tuple(bias.shape)}"
-            )
-    if inputs.dim() != 2 and inputs.shape[:-2] != members:
-        raise ValueError(f"inputs must be (n, in) or (*{tuple(members)}, n, in), got {tuple(inputs.shape)}")
-    hidden = inputs.expand(*members, *inputs.shape[-2:]).reshape(-1, *inputs.shape[-2:])
-    for i, (weight, bias) in enumerate(layers):
-        hidden = activation(hidden) if i else hidden
-        hidden = linear(hidden, weight.reshape(-1, *weight.shape[-2:]), bias.reshape(-1, bias.shape[-1]))
-    return hidden.view(*members, *hidden.shape[-2:])
 
 
 class BatchedMLP(BatchedNetwork):

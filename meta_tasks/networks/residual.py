@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -38,29 +37,20 @@ class FilterResponseNorm(nn.Module):
         return x * scale + self.bias[:, None, None]
 
 
-#: Normalisations by name, of a number of channels; none of them keeps buffers.
-NORMS: dict[str, Callable[[int], nn.Module]] = {
-    "frn": FilterResponseNorm,
-    "layer": partial(nn.GroupNorm, 1),
-}
-
-
 class ResidualBlock(nn.Module):
     """Two 3×3 convolutions, with a normalised 1×1 convolution as shortcut where the shape changes."""
 
-    def __init__(
-        self, in_channels: int, channels: int, stride: int, norm: str = "frn", activation: str = "silu"
-    ) -> None:
+    def __init__(self, in_channels: int, channels: int, stride: int, activation: str) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]()
         self.convolution_1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
-        self.norm_1 = NORMS[norm](channels)
+        self.norm_1 = FilterResponseNorm(channels)
         self.convolution_2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.norm_2 = NORMS[norm](channels)
+        self.norm_2 = FilterResponseNorm(channels)
         self.shortcut = nn.Sequential()
         if in_channels != channels or stride != 1:
             projection = nn.Conv2d(in_channels, channels, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(projection, NORMS[norm](channels))
+            self.shortcut = nn.Sequential(projection, FilterResponseNorm(channels))
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.activation(self.norm_1(self.convolution_1(x)))
@@ -68,7 +58,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A CIFAR ResNet (He et al., 2016), by default with filter response normalisation and Swish.
+    """A CIFAR ResNet (He et al., 2016) with filter response normalisation, by default with Swish.
 
     A stem, stages of residual blocks with ``width``, 2·``width``, 4·``width``, … channels (each stage but the first
     halves the image), global average pooling, and a linear read-out. ``blocks`` says how many blocks each stage has.
@@ -80,21 +70,19 @@ class ResNet(nn.Module):
         num_classes: int,
         width: int,
         blocks: Sequence[int],
-        norm: str = "frn",
         activation: str = "silu",
     ) -> None:
         super().__init__()
-        self.norm, self.activation = norm, activation
-        self.stem = nn.Sequential(
-            nn.Conv2d(in_channels, width, 3, padding=1, bias=False), NORMS[norm](width), ACTIVATIONS[activation]()
-        )
+        self.activation = activation
+        first = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)
+        self.stem = nn.Sequential(first, FilterResponseNorm(width), ACTIVATIONS[activation]())
         layers: list[nn.Module] = []
         channels = width
         for stage, count in enumerate(blocks):
             for block in range(count):
                 out = width * 2**stage
                 stride = 2 if stage > 0 and block == 0 else 1
-                layers.append(ResidualBlock(channels, out, stride, norm, activation))
+                layers.append(ResidualBlock(channels, out, stride, activation))
                 channels = out
         self.blocks = nn.Sequential(*layers)
         self.linear = nn.Linear(channels, num_classes)
@@ -109,18 +97,16 @@ def resnet(
     *,
     depth: int = 20,
     width: int = 16,
-    norm: str = "frn",
     activation: str = "silu",
 ) -> nn.Module:
-    """CIFAR ResNet of `depth` 20, 32, 44, 56 or 110, without buffers: `norm` "frn" (filter response), "layer" (over all
-    channels and pixels), `activation` (relu, tanh, sigmoid, silu, gelu), `width` channels in the first stage,
-    2·width and 4·width in the next two. Images of 8×8 pixels or more."""
+    """CIFAR ResNet of `depth` 20, 32, 44, 56 or 110 with filter response normalisation, which keeps no buffers:
+    `activation` (relu, tanh, sigmoid, silu, gelu), `width` channels in the first stage, 2·width and 4·width in the next
+    two. Images of 8×8 pixels or more."""
     validation.one_of("depth", depth, DEPTHS)
     validation.integer("width", width)
-    validation.one_of("norm", norm, NORMS)
     validation.one_of("activation", activation, ACTIVATIONS)
     check_size("resnet", input_shape, 8)
-    return ResNet(input_shape[0], num_classes, width, ((depth - 2) // 6,) * 3, norm, activation)
+    return ResNet(input_shape[0], num_classes, width, ((depth - 2) // 6,) * 3, activation)
 
 
 def resnet20_frn(input_shape: InputShape, num_classes: int, *, width: int = 16) -> nn.Module:
@@ -158,8 +144,8 @@ class BatchedResidual(BatchedNetwork):
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         super().__init__(build)
         module = self.module
-        if not isinstance(module, ResNet) or (module.norm, module.activation) != ("frn", "silu"):
-            raise TypeError(f"build must make a ResNet with norm 'frn' and activation 'silu', got {module}")
+        if not isinstance(module, ResNet) or module.activation != "silu":
+            raise TypeError(f"build must make a ResNet with activation 'silu', got {module}")
         convolutions = [m.convolution_1 for m in module.modules() if isinstance(m, ResidualBlock)]
         self._strides = [each.stride[0] for each in convolutions]
         self._eps = next(m.eps for m in module.modules() if isinstance(m, FilterResponseNorm))

@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 
 from learned_samplers import SGHMC, SGLD
-from learned_samplers.conventions import PARAMETRISATIONS, convert, prior_precision
+from learned_samplers.conventions import PARAMETRISATIONS, convert
 
 positive = st.floats(1e-6, 1e3)
 
@@ -98,12 +98,6 @@ def test_sgd_with_weight_decay_at_temperature_zero():
 def test_l2es_table():
     ours = convert("l2e", "learned_samplers", num_data=50_000, step_size=2e-5, momentum_decay=0.05)
     assert ours["lr"] == pytest.approx(1.0)
-
-
-def test_a_prior_given_by_its_standard_deviation():
-    assert prior_precision(0.1) == pytest.approx(100.0)
-    with pytest.raises(ValueError, match="standard_deviation"):
-        prior_precision(0.0)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every command that docs/papers.md, or a card, tells a reader to run is one that its tool takes."""
+"""Every command that a page, or a card, tells a reader to run is one that its tool takes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import benchmark
 import function_space
 import pytest
+import ship
 import toy
 import tyro
 from experiments.compare.options import parse_compare
+from experiments.distance.experiment import DistanceOptions
+from experiments.explore.experiment import ExploreOptions
 from experiments.harness.options import parse_command
 from experiments.meta_training import options as meta_training
 from experiments.multi_task import comparison as multi_task
 from experiments.sample.sampling import SampleOptions
+from experiments.tables.comparison import TablesOptions
 
 import pretrained
 from meta_tasks.estimators import Estimator
@@ -31,12 +36,23 @@ def check_meta_train(arguments: list[str]) -> Estimator:
     return options.gradient.make()
 
 
+def by_fields(options: type) -> Any:
+    return lambda arguments: tyro.cli(options, args=arguments)
+
+
+FIELDS = {
+    "sample": SampleOptions,
+    "distance": DistanceOptions,
+    "explore": ExploreOptions,
+    "tables": TablesOptions,
+    "ship": ship.Options,
+}
 PARSERS = {
     "compare": parse_compare,
     "multi_task": multi_task.parse,
     "function_space": lambda arguments: parse_command(function_space.COMMANDS, arguments, None),
     "toy": lambda arguments: parse_command(toy.COMMANDS, arguments, None),
-    "sample": lambda arguments: tyro.cli(SampleOptions, args=arguments),
+    **{name: by_fields(options) for name, options in FIELDS.items()},
     "benchmark": lambda arguments: parse_command(benchmark.COMMANDS, arguments, None),
     "meta_train": check_meta_train,
 }
@@ -50,7 +66,20 @@ def parsed(command: str) -> object:
     return PARSERS[Path(script).stem](arguments)
 
 
-COMMANDS = list(dict.fromkeys(re.findall(r"`(python tools/[^`]+)`", (ROOT / "docs/papers.md").read_text())))
+def commands_of(page: Path) -> list[str]:
+    """Commands in a line of text or of a code block, without a comment; one with an ellipsis is an outline."""
+    found = re.findall(r"(?:`|^ *)(python tools/(?:[^`\n\\]|\\\n)+)", page.read_text(), re.MULTILINE)
+    commands = [each.replace("\\\n", " ").partition(" #")[0].strip() for each in found]
+    # The three with few options have no parser of their own.
+    return [each for each in commands if "…" not in each and not re.search(r"tools/(demo|cifar32|gpu_check)\.py", each)]
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+COMMANDS = list(dict.fromkeys(command for page in PAGES for command in commands_of(page)))
+
+
+def test_the_commands_of_the_pages_are_found():
+    assert len(COMMANDS) > 70
 
 
 @pytest.mark.parametrize("command", COMMANDS)

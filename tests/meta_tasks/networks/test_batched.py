@@ -1,11 +1,9 @@
 """The batched networks that are written out by hand against autograd, in every way of cutting the work into pieces."""
 
-import itertools
-
 import pytest
 import torch
 
-from meta_tasks.networks import BatchedConvolution, BatchedModule, batched_mlp, batched_network_for
+from meta_tasks.networks import BatchedConvolution, BatchedModule, batched_network_for
 
 NETWORKS = [
     ("cnn", (1, 14, 14), {"channels": 4, "depth": 1}),
@@ -126,22 +124,3 @@ def test_other_networks_go_through_autograd():
         torch.testing.assert_close(loss[member], own)
         found = torch.cat([g.flatten() for g in torch.autograd.grad(own, list(module.parameters()))])
         torch.testing.assert_close(gradient[member], found)
-
-
-def test_batched_mlp_is_each_member_alone_with_any_member_axes():
-    torch.manual_seed(0)
-    widths, x = (3, 5, 4, 2), torch.randn(7, 3)
-    layers = [(torch.randn(2, 3, b, a), torch.randn(2, 3, b)) for a, b in itertools.pairwise(widths)]
-    leaf = [each.requires_grad_() for layer in layers for each in layer]
-    found = batched_mlp(layers, x, torch.tanh)
-    assert found.shape == (2, 3, 7, 2)
-    hidden = x
-    for i, (weight, bias) in enumerate(layers):
-        hidden = torch.nn.functional.linear(hidden.tanh() if i else hidden, weight[1, 2], bias[1, 2])
-    torch.testing.assert_close(found[1, 2], hidden)
-    own = torch.autograd.grad(hidden.sum(), leaf, retain_graph=True)
-    for mine, theirs in zip(torch.autograd.grad(found[1, 2].sum(), leaf), own, strict=True):
-        torch.testing.assert_close(mine, theirs)
-    # inputs of their own for each member
-    apart = torch.randn(2, 3, 7, 3)
-    torch.testing.assert_close(batched_mlp(layers, apart)[0, 1], batched_mlp(layers, apart[0, 1])[0, 1])

@@ -16,7 +16,6 @@ from experiments.harness.methods import Method, by_name
 from experiments.harness.options import at_least_one, positive
 from learned_samplers import FSVGD, SGHMC
 from learned_samplers.particles import FittedPrior, measurement_set
-from meta_tasks.networks import batched_mlp
 
 BATCH = 128  # rounds in a minibatch
 INITIAL_PULLS = 3  # how often every arm is tried at the beginning
@@ -87,8 +86,9 @@ def prior_draw(sizes: tuple[int, ...], members: int, generator: torch.Generator)
 
 def forward(tensors: list[Tensor], x: Tensor) -> Tensor:
     """Predictions of every member, (M, n, A), at contexts (n, d)."""
-    layers = [(weight.mT, bias[:, 0]) for weight, bias in zip(tensors[::2], tensors[1::2], strict=True)]
-    return batched_mlp(layers, x)
+    for layer, (weight, bias) in enumerate(zip(tensors[::2], tensors[1::2], strict=True)):
+        x = (x.relu() if layer else x) @ weight + bias
+    return x
 
 
 class Posterior:

@@ -17,4 +17,6 @@ first run:
    rows can have. Nothing that is seen on the way changes the order.
 5. **The last two rows** were added on 27 November 2026, after thirteen rows of the first seed had been seen: the
    sampler that the pages recommend, as it comes, and five chains in the place of five cycles.
+
+To be deleted when docs/results.md quotes no numbers of it.
 """

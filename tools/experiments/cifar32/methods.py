@@ -39,26 +39,18 @@ class Method:
     rate_of: str = ""
 
 
-def _soap(params: list[torch.Tensor], lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+def _plain(make: Callable[..., torch.optim.Optimizer], **own: Any) -> Make:
+    return lambda params, lr, num_data, steps: make(params, lr=lr, **own)
+
+
+def _soap(params: list[torch.Tensor], lr: float) -> torch.optim.Optimizer:
     from pytorch_optimizer import SOAP
 
     return SOAP(params, lr=lr, weight_decay=0.0)
 
 
-def _adam(params: list[torch.Tensor], lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    return torch.optim.Adam(params, lr)
-
-
-def _sgd(params: list[torch.Tensor], lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    return torch.optim.SGD(params, lr, momentum=0.9)
-
-
-def _muon(params: list[torch.Tensor], lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    return Muon(params, lr)
-
-
-def _shampoo(params: list[torch.Tensor], lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    return Shampoo(params, lr)
+_SGD, _ADAM = _plain(torch.optim.SGD, momentum=0.9), _plain(torch.optim.Adam)
+_MUON, _SHAMPOO, _SOAP = _plain(Muon), _plain(Shampoo), _plain(_soap)
 
 
 def _ivon(params: list[torch.Tensor], lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
@@ -96,16 +88,16 @@ def _as_it_comes(params: list[torch.Tensor], lr: float, num_data: int, steps: in
 
 #: Whose rates are chosen, the slowest first.
 METHODS: dict[str, Method] = {
-    "SOAP, moving average": Method(_soap, (0.001, 0.002, 0.005), "ema"),
+    "SOAP, moving average": Method(_SOAP, (0.001, 0.002, 0.005), "ema"),
     "L2E": Method(_l2e(), (0.001, 0.002, 0.005), "trajectory", sampler=True),
     "AdaptedSGHMC": Method(_adapted(), (0.001, 0.002, 0.005), "trajectory", sampler=True),
-    "Shampoo, trajectory": Method(_shampoo, (0.002, 0.005, 0.01), "trajectory"),
-    "Shampoo, cosine": Method(_shampoo, (0.002, 0.005, 0.01), cosine=True),
-    "Muon, trajectory": Method(_muon, (0.005, 0.01, 0.02), "trajectory"),
+    "Shampoo, trajectory": Method(_SHAMPOO, (0.002, 0.005, 0.01), "trajectory"),
+    "Shampoo, cosine": Method(_SHAMPOO, (0.002, 0.005, 0.01), cosine=True),
+    "Muon, trajectory": Method(_MUON, (0.005, 0.01, 0.02), "trajectory"),
     "IVON": Method(_ivon, (0.05, 0.1, 0.2), "draws", cosine=True, sampler=True),
     "SGHMC": Method(_sghmc(), (0.05, 0.1, 0.2), "trajectory", sampler=True),
-    "Adam, moving average": Method(_adam, (0.001, 0.002, 0.005), "ema"),
-    "SGD, cosine": Method(_sgd, (0.05, 0.1, 0.2), cosine=True),
+    "Adam, moving average": Method(_ADAM, (0.001, 0.002, 0.005), "ema"),
+    "SGD, cosine": Method(_SGD, (0.05, 0.1, 0.2), cosine=True),
 }
 #: Rows whose rate was chosen for another one; at 5 epochs they are not run.
 DERIVED: dict[str, Method] = {
@@ -118,8 +110,8 @@ DERIVED: dict[str, Method] = {
         _as_it_comes, (0.002,), "trajectory", sampler=True, rate_of="AdaptedSGHMC"
     ),
     "5 chains of AdaptedSGHMC": Method(_adapted(), (), "trajectory", sampler=True, networks=5, rate_of="AdaptedSGHMC"),
-    "5 networks by SGD": Method(_sgd, (), cosine=True, networks=5, rate_of="SGD, cosine"),
-    "5 networks by Shampoo": Method(_shampoo, (), cosine=True, networks=5, rate_of="Shampoo, cosine"),
+    "5 networks by SGD": Method(_SGD, (), cosine=True, networks=5, rate_of="SGD, cosine"),
+    "5 networks by Shampoo": Method(_SHAMPOO, (), cosine=True, networks=5, rate_of="Shampoo, cosine"),
     "SGHMC, T = 0": Method(_sghmc(0.0), (), "trajectory", sampler=True, rate_of="SGHMC"),
     "L2E, T = 0": Method(_l2e(0.0), (), "trajectory", sampler=True, rate_of="L2E"),
     "AdaptedSGHMC, T = 0": Method(_adapted(0.0), (), "trajectory", sampler=True, rate_of="AdaptedSGHMC"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -63,11 +64,15 @@ class Study:
     Args:
         out: where each run has its files: finished ones are not run again, others go on from their last epoch.
         root: where the images lie.
-        device, jobs, minutes: where, how many processes, and when to stop; None without end.
+        device, jobs, minutes: where, how many processes (by default 1 on a CPU, all cores but two for a GPU), and when
+            to stop; None without end.
     """
 
-    def __init__(self, out: Path, root: Path, device: str = "cpu", jobs: int = 1, minutes: float | None = None):
-        self.out, self.root, self.device, self.jobs = out, root, device, jobs
+    def __init__(
+        self, out: Path, root: Path, device: str = "cpu", jobs: int | None = None, minutes: float | None = None
+    ):
+        self.out, self.root, self.device = out, root, device
+        self.jobs = jobs or (1 if device == "cpu" else max((os.cpu_count() or 3) - 2, 1))
         self.end = None if minutes is None else time.perf_counter() + 60 * minutes
 
     def left(self) -> float:

@@ -16,5 +16,7 @@ of the other seeds. (Until 27 November 2026 HMC had a twelfth of its gradients, 
 **The criterion**: a sampler *explores* if the median barrier over all pairs of its samples is above 0.1 nats where that
 of cyclical SGMCMC is below 0.02, while a sample alone has an NLL within 5 % of that of a sample of `SGHMC` (or below).
 **The control**: `SGHMC` at the rate at which its steps are as long (‖Δθ‖², over the second half of the first seed's
-run) as those of `L2E`. What comes out is the first sentence of the page on learned samplers.
+run) as those of `L2E`.
+
+To be deleted when docs/results.md quotes no numbers of it.
 """

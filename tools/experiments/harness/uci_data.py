@@ -106,13 +106,13 @@ def standardise(data: RegressionData, train: Tensor, test: Tensor) -> Standardis
     return Standardised(inputs[0], targets[0], inputs[1], targets[1], mean, deviation)
 
 
-def validation_folds(data: RegressionData, folds: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def validation_folds(data: RegressionData, folds: int) -> tuple[Tensor, Tensor]:
     """Rows to fit and to validate on, (folds, n) and (folds, T): disjoint fifths of the training part of split 0.
 
     The test rows of split 0 are in neither.
     """
     rows = data.train_index()[0]
-    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
+    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
     size = len(rows) // 5
     parts = [(torch.cat([rows[: k * size], rows[(k + 1) * size :]]), rows[k * size :][:size]) for k in range(folds)]
     return torch.stack([fit for fit, _ in parts]), torch.stack([held for _, held in parts])

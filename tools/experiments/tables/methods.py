@@ -208,12 +208,12 @@ def log_density(means: np.ndarray, spreads: np.ndarray, y: np.ndarray) -> np.nda
     return logsumexp(logs, axis=0) - np.log(len(means))
 
 
-def interval(means: np.ndarray, spreads: np.ndarray, coverage: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-    """Quantiles (1 ∓ coverage)/2 of the mixture of every row, by bisection."""
+def interval(means: np.ndarray, spreads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Quantiles 0.05 and 0.95 of the mixture of every row, by bisection."""
     every = -(-len(means) // COMPONENTS)
     means, spreads = means[::every], spreads[::every]
     found = []
-    for share in ((1 - coverage) / 2, (1 + coverage) / 2):
+    for share in (0.05, 0.95):
         low, high = (means - 10 * spreads).min(0), (means + 10 * spreads).max(0)
         for _ in range(40):
             middle = (low + high) / 2

@@ -146,8 +146,8 @@ def simulated(
     return points
 
 
-def cyclical(make: Make, options: Bias, *, noise: float = 0.0, cycles: int = 4) -> list[Point]:
-    """Over the sampling steps of some cycles after a first one, which checks of a fixed step size cannot see."""
+def cyclical(make: Make, options: Bias, *, noise: float = 0.0) -> list[Point]:
+    """Over the sampling steps of four cycles after a first one, which checks of a fixed step size cannot see."""
     points: list[Point] = []
     for x in _SIMULATED:
         k = x / H
@@ -155,7 +155,7 @@ def cyclical(make: Make, options: Bias, *, noise: float = 0.0, cycles: int = 4) 
         theta = (torch.randn(options.coordinates) / math.sqrt(k)).requires_grad_()
         sampler = make([theta])
         total, count = torch.zeros(options.coordinates), 0
-        for step in range((cycles + 1) * CYCLE):
+        for step in range(5 * CYCLE):
             push = math.sqrt(noise) / NUM_DATA * torch.randn_like(theta) if noise else 0.0
             theta.grad = theta.detach() * (k / NUM_DATA) + push
             sampler.step()
@@ -186,9 +186,10 @@ class _Frozen(torch.optim.Optimizer):
                     "num_data": NUM_DATA,
                     "temperature": 1.0,
                     "momentum_decay": DECAY,
+                    "prior_precision": 0.0,
+                    "integrator": self.integrator,
                 }
                 noise = torch.randn_like(p)
-                hyper |= {"momentum_decay": DECAY, "prior_precision": 0.0, "integrator": self.integrator}
                 *moved, _ = adapted_rule(p, p.grad, noise, momentum, root, **hyper)
                 for before, after in zip((p, momentum), moved, strict=True):
                     before.copy_(after)

@@ -14,7 +14,7 @@ import learned_samplers.differentiable  # noqa: F401  (makes the samplers known 
 import pretrained
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import FEATURE_SETS
-from learned_samplers.learned.l2e import PUBLISHED_CODE, L2ESettings, l2e_rule
+from learned_samplers.learned.l2e import L2ESettings, l2e_rule
 from learned_samplers.learned.network import build_network
 from tests.harness import flat, small_data, small_network
 from tests.learned_samplers.learned.cases import chain, network, phi_of
@@ -45,7 +45,7 @@ def test_making_one_draws_nothing_from_the_global_generator():
     [
         {"settings": {"beta_scale": 0.5, "alpha_scale": 0.2, "friction_scale": 0.3, "num_data_in_training": 40.0}},
         {"form": "paper"},
-        PUBLISHED_CODE,
+        {"form": "paper", "settings": {"friction": "algorithm2", "noise_multiplier": 1e-3}},  # the published code
     ],
 )
 def test_the_chain_is_that_of_the_pure_rule_with_each_groups_own_hyperparameters(options):
