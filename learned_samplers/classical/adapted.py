@@ -26,7 +26,7 @@ from learned_samplers.classical.whitened import WhitenedSGHMC
 
 #: Where a budget alone is given: what explores.
 WARMUP = partial(WhitenedSGHMC, lr=0.002)
-#: As so many gradients all of an exploration counts when settling begins: at its end they may all but have vanished.
+#: When settling begins, the exploration counts as this many gradients: at its end they may be nearly zero.
 REMEMBERED = 20
 
 

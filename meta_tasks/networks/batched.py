@@ -1,8 +1,8 @@
 """Many copies of one network at once: `BatchedNetwork`; of any network, one after the other: `BatchedModule`.
 
 The subclasses beside each architecture (`BatchedMLP`, `BatchedConvolution`, `BatchedResidual`) are written out by hand,
-because the inner loop of meta-training spends its time here: ``torch.func.vmap`` takes 2 to 5 times as long on
-convolutions, and 8 to 40 times on small perceptrons. The tests hold them to `BatchedModule`.
+because the inner loop of meta-training spends its time here: ``torch.func.vmap`` takes 1.4 times as long and
+more (docs/inner_loop.md). The tests hold them to `BatchedModule`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ quarter and a half of the gradients so far; at each budget the pair with the sma
 shown: what a sampler can reach, not what a user finds without HMC. Predictions are averaged over all states after
 burn-in, every fifth. `SGHMC` and `BAOA` make one long run a seed, which is looked at after each budget.
 `AdaptedSGHMC`, whose warm-up is a share of the run, makes a run a budget, with a warm-up of a quarter, from 10,000
-gradients on at the two best rates of the budget before; the row "untuned" is
+gradients on at the two best rates of the budget before; the row "as it comes" is
 ``AdaptedSGHMC(total_steps=, warmup=L2E)`` as it comes. A method that has reached the target at a budget is not run on.
 
 *The number*: gradients to the target, by a line between the logarithms of the last two budgets. The goal is half of

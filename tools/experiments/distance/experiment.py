@@ -28,13 +28,13 @@ STATES = 100  # of a chain of HMC, whose predictions set the target
 SHARES = (0.25, 0.5)
 HALVED, KEPT = 3000, 2  # at larger budgets than that so many rates go on, of methods that make a run a budget
 EVERY = 5  # steps between states that predict
-UNTUNED = "AdaptedSGHMC(total_steps=, warmup=L2E), untuned"
+AS_IT_COMES = "AdaptedSGHMC(total_steps=, warmup=L2E), as it comes"
 #: Rows of the table → the method of the harness.
 ROWS = {
     "SGHMC": "SGHMC",
     "BAOA": "BAOA",
     "AdaptedSGHMC(warmup=L2E)": "AdaptedL2E",
-    UNTUNED: "AdaptedL2EAsItComes",
+    AS_IT_COMES: "AdaptedL2EAsItComes",
     "AdaptedSGHMC": "AdaptedWhitenedSGHMC",
     "L2E": "L2E",
 }
@@ -192,7 +192,7 @@ class Experiment:
 
     def predictions(self, row: str, setting: Setting, seed: int, budget: int) -> Tensor | None:
         """The average over the states after burn-in, of the first ``budget`` gradients."""
-        warmup = setting.burn_in if row == UNTUNED else SHARES[0]
+        warmup = setting.burn_in if row == AS_IT_COMES else SHARES[0]
         steps = max(self.part.budgets) if row in LONG else budget
         if (sums := self.run(row, setting.lr, warmup, seed, steps)) is None:
             return None
@@ -209,9 +209,9 @@ class Experiment:
         if row == "L2E":
             rates = (METHODS["L2E"].rate(self.part.settings),)
         num_data = self.problem.num_data
-        lr = METHODS[ROWS[UNTUNED]].rate_at(replace(self.part.settings, steps=budget), num_data)
+        lr = METHODS[ROWS[AS_IT_COMES]].rate_at(replace(self.part.settings, steps=budget), num_data)
         choices = [Setting(lr, warmup_of(budget, num_data) / budget)]
-        if row != UNTUNED:
+        if row != AS_IT_COMES:
             choices = [Setting(lr, share) for lr, share in itertools.product(rates, SHARES)]
         seeds = self.options.seed_list()
         try:
