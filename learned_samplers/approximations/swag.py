@@ -63,8 +63,7 @@ class SWAG:
         rank: int = 20,
         generator: torch.Generator | None = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        validation.module("model", model)
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         validation.integer("burn_in", burn_in, least=0)

@@ -259,13 +259,26 @@ class Sampler(ResumableOptimizer):
             if self.needs_closure:
                 raise ValueError(f"{type(self).__name__}.step needs a closure that re-evaluates the loss, got None")
             return None
-        with torch.enable_grad():
-            loss = closure()
+        loss = self.call(closure, again=self.evaluates_again)
         if loss is None and self.reads_loss:
             raise ValueError(f"the closure of {type(self).__name__} must return the mean loss, got None")
         if not torch.compiler.is_compiling() and not is_finite(loss):
             raise FloatingPointError(f"the closure returned a loss that is not finite{where}: {loss}")
         return loss
+
+    @property
+    def evaluates_again(self) -> bool:
+        """Whether a step evaluates its closure more than once."""
+        return self.needs_closure and not self.reads_loss
+
+    def call(self, closure: Callable[[], Any], again: bool = True) -> Any:
+        """The closure's loss; where it is evaluated ``again``, gradients of before go first: it may not clear them."""
+        if again:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.grad = None
+        with torch.enable_grad():
+            return closure()
 
     def collect_gradients(self) -> list[GroupInputs]:
         """The sampled parameters of each group and their gradients, which are there, dense and finite."""

@@ -127,15 +127,15 @@ class ResumableOptimizer(torch.optim.Optimizer):
         self.broken_off = False
         self.saved_weights = state_dict["sampler"].get("weight_sums") if self.mesh is None else None
         self._loaded()
-        before, now = (
-            next((as_number(g["num_data"]) for g in each if "num_data" in g), None) for each in (groups, filled)
-        )
-        if before is not None and before != now:
-            warnings.warn(
-                f"the state was saved with num_data={now:g}, which has taken the place of {before:g}, as all "
-                "hyperparameters of a saved state do; where the data have changed, set it in param_groups again",
-                stacklevel=2,
-            )
+        for key in ("num_data", "temperature", "prior_precision"):
+            values = ((_target(own, key), _target(saved, key)) for own, saved in zip(groups, filled, strict=True))
+            before, now = next((pair for pair in values if pair[0] != pair[1]), (None, None))
+            if before is not None:
+                warnings.warn(
+                    f"the state was saved with {key}={now:g}, which has taken the place of {before:g}, as all "
+                    "hyperparameters of a saved state do: set it in param_groups again if it is to change",
+                    stacklevel=2,
+                )
         for there, here in zip(state_dict["sampler"].get("dtypes", ()), self._dtypes_sampled(), strict=False):
             if here and there != here:
                 warnings.warn(
@@ -258,6 +258,12 @@ class ResumableOptimizer(torch.optim.Optimizer):
                 torch.cuda.set_rng_state(state, name)
             else:
                 warnings.warn(f"the noise of {name} cannot be resumed: there is no GPU here", stacklevel=3)
+
+
+def _target(group: dict[str, Any], key: str) -> Any:
+    """The number of data, temperature or prior precision of a group; the temperature is that of sampling phases."""
+    kept = group.get("sampling_temperature") if key == "temperature" else None
+    return as_number(group.get(key) if kept is None else kept)
 
 
 # ------------------------------------------------------------------- validation, before anything is loaded

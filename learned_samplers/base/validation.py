@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -63,8 +63,8 @@ def fraction(name: str, value: Any, *, open_left: bool = False, open_right: bool
 
 
 def integer(name: str, value: Any, *, least: int = 1) -> None:
-    """``value`` is an integer of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    """``value`` is an integer of at least ``least``; one of NumPy's will do."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
@@ -74,6 +74,13 @@ def truth(name: str, value: Any) -> None:
     """``value`` is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}")
+
+
+def module(name: str, value: Any) -> None:
+    """``value`` is a network, and no class of networks."""
+    if not isinstance(value, torch.nn.Module):
+        what = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        raise TypeError(f"{name} must be a torch.nn.Module, got {what}")
 
 
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
+from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.classical.sghmc import SGHMC
 from learned_samplers.classical.sgld import SGLD
@@ -45,6 +46,14 @@ def _validate_schedule(cycle_length: Any, exploration_ratio: Any) -> None:
         raise ValueError(
             f"exploration_ratio {exploration_ratio} leaves no sampling step in a cycle_length of {cycle_length}"
         )
+
+
+#: What a schedule writes into a group, and from what.
+_WRITTEN = ("lr", "temperature"), ("peak_lr", "sampling_temperature")
+
+
+def _written(group: dict[str, Any]) -> list[Any]:
+    return [as_number(group[name]) for name in _WRITTEN[0]]
 
 
 class CyclicalSchedule(LRScheduler):
@@ -99,19 +108,30 @@ class CyclicalSchedule(LRScheduler):
         factor, sampling = cyclical_phase(self.sampler.step_count + 1, self.cycle_length, self.exploration_ratio)
         for group in self.sampler.param_groups:
             self._write(group, factor, sampling)
+        self._written = [_written(group) for group in self.sampler.param_groups]
         self._step_count, self.last_epoch = self._step_count + 1, self.sampler.step_count
         self._last_lr = self.get_lr()
 
     def validate(self) -> None:
-        """Raise RuntimeError if the sampler has moved since the schedule's last step, and so at a rate of before."""
+        """Raise RuntimeError if the sampler has moved since the schedule's last step, and so at a rate of before;
+        ValueError if something else has written a rate or a temperature since then, which the next step would undo."""
         if (behind := self.sampler.step_count - self.last_epoch) > 0:
             raise RuntimeError(
                 f"CyclicalSchedule.step must follow every step of the sampler, got none after the last {behind}"
             )
+        for number, (group, written) in enumerate(zip(self.sampler.param_groups, self._written, strict=True)):
+            for name, kept, before, now in zip(*_WRITTEN, written, _written(group), strict=True):
+                if before != now:
+                    raise ValueError(
+                        f"{name} of parameter group {number} was set to {now:g}, and CyclicalSchedule writes "
+                        f"{before:g}, and another one at each step: set {kept!r} of the group, and attach no other "
+                        "scheduler"
+                    )
 
     def joined(self, group: dict[str, Any]) -> None:
         """Write the learning rate and the temperature of the next step into a group that the sampler was just given."""
         self._write(group, *cyclical_phase(self.sampler.step_count + 1, self.cycle_length, self.exploration_ratio))
+        self._written.append(_written(group))
 
     @staticmethod
     def _write(group: dict[str, Any], factor: Any, sampling: Any) -> None:

@@ -22,7 +22,7 @@ NEGLIGIBLE = 0.1
 
 LIKELY = (
     "it draws a fresh minibatch each time it is called, or a dropout layer (or augmentation) is left on. Go through "
-    "all data in it, and call model.eval() before"
+    "all data in it, and call model.eval() before (of Chains, sum the losses)"
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, Unpack
 
@@ -16,6 +17,9 @@ from learned_samplers.base.operations import FOREACH, as_number, is_finite, kick
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs, as_loss, chains_of
 from learned_samplers.classical.full_data import LIKELY, KnownLoss
+
+#: Proposals of a chain, none of them accepted, after which it is told.
+STUCK = 20
 
 
 class HMC(Sampler):
@@ -69,6 +73,7 @@ class HMC(Sampler):
     badge = "exact"
     needs_closure = True
     reads_loss = True
+    evaluates_again = True
     side_by_side = ("stacked",)
     not_sharded = "it accepts or refuses whole trajectories by the energy of all data and weights"
     half_precision = False
@@ -186,8 +191,7 @@ class HMC(Sampler):
                 if params:
                     size = self._leapfrog(group, scale)["step_size"]
                     FOREACH.add(params, [momentum[p] for p in params], size)
-            with torch.enable_grad():
-                loss = as_loss(closure())
+            loss = as_loss(self.call(closure))
             if not chains and not is_finite(loss):  # with one chain there is nothing to go on for
                 break
             kick_all(1.0 if i < steps - 1 else 0.5)
@@ -224,6 +228,13 @@ class HMC(Sampler):
             tally["accepted"] += accept.sum().item()
             tally["divergent"] += int(divergent.sum().item())
             group["tally"] = tally
+            if tally["proposed"] == STUCK * accept.numel() and not tally["accepted"]:
+                lr = as_number(group["lr"]) * self.lr_factor
+                warnings.warn(
+                    f"HMC has rejected all of its first {STUCK} proposals, so its samples are copies of one state: "
+                    f"take a smaller lr than {lr:.3g}, or adapt_steps=200",
+                    stacklevel=8,
+                )
             return
         # Dual averaging on log ε relative to the first ε, with Hoffman and Gelman's constants.
         m = group["step"] + 1

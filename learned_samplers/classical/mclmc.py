@@ -386,8 +386,7 @@ class MCLMC(Sampler):
             after = self.global_rng_state()
             self.set_rng_state(replay)
             try:
-                with torch.enable_grad():
-                    return closure()
+                return self.call(closure)
             finally:
                 self.set_rng_state(after)
 
@@ -415,9 +414,7 @@ class MCLMC(Sampler):
         moved, turned, first = depart(start, noise, direction, force, step_size, **settings)
         try:
             torch._foreach_copy_(params, layout.apart(moved))
-            for p in params:
-                p.grad = None  # those of the start are not to be written into
-            end = as_loss(closure())
+            end = as_loss(self.call(closure))  # those of the start are not written into
             found = layout.laid([p.grad for p in params])  # type: ignore[misc]
             turned, second = turn(turned, energy_force(moved, found, step_size, **target), 0.5, size, axes)
             after = self._potential(end, moved, axes)

@@ -88,7 +88,8 @@ class PSGLD(Sampler):
         params, lr, num_data, temperature, prior_precision, prior_mean, foreach, generator, options: as for `SGLD`; lr
             is RMSprop's.
         decay: d in [0, 1), the memory of the mean square.
-        eps: added to √V, in units of the mean loss's gradient.
+        eps: added to √V, in units of the mean loss's gradient. A weight that no gradient reaches takes steps of
+            √(2·lr·T/(N·eps)).
         correction: "none" or "probe".
         probe_size: δ > 0, in units of θ.
 
@@ -111,7 +112,7 @@ class PSGLD(Sampler):
         num_data: float,
         *,
         decay: float = 0.99,
-        eps: float = 1e-8,
+        eps: float = 1e-5,
         correction: str = "none",
         probe_size: float = 1e-3,
         temperature: float = 1.0,

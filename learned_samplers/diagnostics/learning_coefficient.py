@@ -145,8 +145,7 @@ def local_learning_coefficient(
             whose dropout is left on.
         FloatingPointError: a chain diverged: lower lr.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    validation.module("model", model)
     made = sampler.func if isinstance(sampler, partial) else sampler
     known = isinstance(made, type) and issubclass(made, Sampler)
     if not (known and "prior_mean" in inspect.signature(sampler).parameters):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -39,7 +40,7 @@ class SharedNoise(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.raw = nn.Parameter(torch.zeros(1))
+        self.raw = nn.Parameter(torch.zeros(1, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x, self.raw.expand(x.shape[0], 1)], 1)
@@ -97,7 +98,6 @@ class BayesianMLP(BaseEstimator):
 
     def _sample(self, x: np.ndarray, targets: Tensor, outputs: int, *tail: type[nn.Module]) -> None:
         """Set the samples and the verdict; ``tail`` are layers after the last linear one."""
-        self.__dict__.pop("posterior_", None)  # of another table, should this fit be broken off
         self._mean, self._scale = _location_and_scale(x)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         with _threads(self.n_jobs), torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -274,15 +274,18 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
         self._validate_settings()
         validation.one_of("noise", self.noise, ("heteroscedastic", "homoscedastic"))
         validation.one_of("likelihood", self.likelihood, ("gaussian", "student"))
-        with _columns_named(X, y):
-            x, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
-            y = np.asarray(y, dtype=np.float64)
-        self._student = self.likelihood == "student"
-        self._y_mean, self._y_scale = (float(v) for v in _location_and_scale(y))
-        self._floor = max(FLOOR, rounding(y) / self._y_scale)
-        targets = torch.as_tensor((y - self._y_mean) / self._y_scale, dtype=torch.float32)
-        own = self.noise == "heteroscedastic"
-        self._sample(x, targets, 2 if own else 1, *(() if own else (SharedNoise,)))
+        with _as_before_on_error(self):
+            with _columns_named(X, y):
+                x, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
+                y = np.asarray(y, dtype=np.float64)
+            self._student = self.likelihood == "student"
+            self._y_mean, self._y_scale = (float(v) for v in _location_and_scale(y))
+            if np.ptp(y) == 0 and self._y_mean:
+                self._y_scale = abs(self._y_mean)
+            self._floor = max(FLOOR, rounding(y) / self._y_scale)
+            targets = torch.as_tensor((y - self._y_mean) / self._y_scale, dtype=torch.float32)
+            own = self.noise == "heteroscedastic"
+            self._sample(x, targets, 2 if own else 1, *(() if own else (SharedNoise,)))
         return self
 
     def _nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -340,6 +343,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
         """log p(y | x, data) of every row, in the targets' own units: the score that rewards mean and spread."""
         check_is_fitted(self, "posterior_")
         y = column_or_1d(y, dtype=np.float64)
+        if not np.isfinite(y).all():
+            raise ValueError("y must be finite numbers, got missing or infinite ones")
         check_consistent_length(X, y)
         y = (y - self._y_mean) / self._y_scale
         found = [
@@ -364,13 +369,16 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):
             y: (rows,) labels of two classes at least, numbers or words.
         """
         self._validate_settings()
-        with _columns_named(X):
-            x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
-        check_classification_targets(y)
-        self.classes_, numbers = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(f"y must hold at least two classes, got one class: {self.classes_.tolist()}")
-        self._sample(x, torch.as_tensor(numbers), len(self.classes_))
+        if y is not None and any(map(_is_missing, np.ravel(np.asarray(y, dtype=object)))):
+            raise ValueError("y has missing labels (None, NaN): leave these rows out")
+        with _as_before_on_error(self):
+            with _columns_named(X):
+                x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+            check_classification_targets(y)
+            self.classes_, numbers = np.unique(y, return_inverse=True)
+            if len(self.classes_) < 2:
+                raise ValueError(f"y must hold at least two classes, got one class: {self.classes_.tolist()}")
+            self._sample(x, torch.as_tensor(numbers), len(self.classes_))
         return self
 
     def _nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -397,7 +405,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):
 def _network(sizes: Sequence[int], activation: str, tail: Sequence[type[nn.Module]]) -> nn.Sequential:
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), ACTIVATIONS[activation]()]
+        layers += [nn.Linear(inputs, outputs, dtype=torch.float32), ACTIVATIONS[activation]()]
     return nn.Sequential(*layers[:-1], *(layer() for layer in tail))
 
 
@@ -421,11 +429,23 @@ def _location_and_scale(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @contextmanager
-def _columns_named(X: Any, y: Any = None) -> Iterator[None]:
-    """Where a word or a missing value is refused, name its column of X, or y, as NumPy and scikit-learn do not."""
+def _as_before_on_error(model: BaseEstimator) -> Iterator[None]:
+    """A fit that is refused or broken off leaves what was fitted before, or nothing."""
+    before = dict(model.__dict__)
     try:
         yield
-    except ValueError as error:
+    except BaseException:
+        model.__dict__.clear()
+        model.__dict__.update(before)
+        raise
+
+
+@contextmanager
+def _columns_named(X: Any, y: Any = None) -> Iterator[None]:
+    """Where a word, a date or a missing value is refused, name its column of X, or y, as NumPy does not."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
         values = np.asarray(X, dtype=object)
         columns = list(values.T) if values.ndim == 2 else []
         names = [f"X has a column {name!r}" for name in getattr(X, "columns", range(len(columns)))]
@@ -433,7 +453,9 @@ def _columns_named(X: Any, y: Any = None) -> Iterator[None]:
             columns, names = [*columns, np.ravel(np.asarray(y, dtype=object))], [*names, "y is a column"]
         for name, column in zip(names, columns, strict=True):
             if (word := next(filter(_is_word, column), None)) is not None:
-                raise ValueError(f"{name} of words ({word!r}): make numbers of them, by OneHotEncoder say") from error
+                raise ValueError(
+                    f"{name} of words or dates ({word!r}): make numbers of them, by OneHotEncoder say"
+                ) from error
             if any(map(_is_missing, column)):
                 raise ValueError(
                     f"{name} with missing or infinite values: fill them in, by SimpleImputer say"
@@ -442,12 +464,13 @@ def _columns_named(X: Any, y: Any = None) -> Iterator[None]:
 
 
 def _is_word(value: Any) -> bool:
-    """Whether it is a string that is no number."""
-    try:
-        float(value if isinstance(value, str) else 0)
-    except ValueError:
-        return True
-    return False
+    """Whether it is a string that is no number, or a date."""
+    if isinstance(value, str):
+        try:
+            float(value)
+        except ValueError:
+            return True
+    return isinstance(value, datetime.date | datetime.timedelta | np.datetime64 | np.timedelta64)
 
 
 def _is_missing(value: Any) -> bool:

@@ -180,7 +180,7 @@ def sample(
     # All at once: what is kept between the large tensors of a step would leave gaps that those no longer fit in.
     energies = torch.empty(steps, chains.count, dtype=torch.float64)
     kept, forces = (torch.empty(samples, *flat.shape, dtype=flat.dtype) for _ in range(2))
-    thinning, step, restarts, count = max(1, steps // samples), -tuning_steps, 0, 0
+    step, restarts, count = -tuning_steps, 0, 0
     while step < steps:
         rows = None if batch_size is None else torch.randint(num_data, (batch_size,), generator=generator)
         found = losses(rows) + chains.prior_energy() / num_data
@@ -196,14 +196,14 @@ def sample(
             continue
         if step >= 0:
             energies[step] = energy
-            if step % thinning == 0 and count < samples:
+            if step * samples % steps < samples:  # so many of them, at equal distances
                 kept[count], forces[count] = flat.detach(), num_data * flat.grad
                 count += 1
         mover.step(energy)
         if step < 0:
             mover.tune(1 + step / tuning_steps)
         step += 1
-    burn_in = min(count - 1, -(-burn_in_of(energies.mean(1)) // thinning))
+    burn_in = min(count - 1, -(-burn_in_of(energies.mean(1)) * samples // steps))
     states, gradients = kept[burn_in:count], forces[burn_in:count]
     temperature = (
         ((states - states.mean(0)) * gradients).sum().item() / states[1:].numel() if len(states) > 1 else math.nan

@@ -350,7 +350,6 @@ class KineticL2E(LearnedSampler):
         try:
             for p, w in directions.items():
                 p.add_(w, alpha=delta)
-                p.grad = None  # a closure that leaves clearing to the loop would add to it
             self.set_rng_state(replay)
             other = self.run(closure, " at the probe")
             found = {p: p.grad for p in before}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from learned_samplers.base import validation
 from learned_samplers.particles.base import validate_axis
 from learned_samplers.posterior.collection import SampleCollection
 
@@ -31,8 +32,7 @@ def particle_samples(model: nn.Module, parameters: Mapping[str, Tensor]) -> Samp
             and shapes that are not the model's.
         TypeError: ``model`` is no module, or ``parameters`` is no mapping from names to tensors.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    validation.module("model", model)
     if not isinstance(parameters, Mapping):
         raise TypeError(f"parameters must map names to tensors, got {type(parameters).__name__}")
     if not parameters:

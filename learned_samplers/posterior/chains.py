@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -104,6 +105,7 @@ class Chains(nn.Module):
         if not self.names:
             raise ValueError("networks have no parameter that requires a gradient")
         self.count = len(networks)
+        self._averaged = False  # whether that was told
         self._network = [copy.deepcopy(first).to("meta")]  # in a list: its weights are not this module's
         self._plan = _plan(first)
         self._sequence = _sequence(self._plan or [], self.names)
@@ -186,8 +188,23 @@ class Chains(nn.Module):
         return h if x.dim() == 2 else h.reshape(self.count, *x.shape[:-1], h.shape[-1])
 
     def losses(self, loss: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
-        """``loss(outputs, targets)`` of each chain, (K,), for a loss of one network such as ``cross_entropy``."""
-        return torch.vmap(loss, in_dims=(0, None))(outputs, targets)
+        """``loss(outputs, targets)`` of each chain, (K,), for a loss of one network such as ``cross_entropy``.
+
+        Warns once where their mean is taken in the place of the sum: each chain's likelihood would be K times too weak.
+        """
+        found: Tensor = torch.vmap(loss, in_dims=(0, None))(outputs, targets)
+        if found.requires_grad and not self._averaged:
+            found.register_hook(self._refuse_mean)
+        return found
+
+    def _refuse_mean(self, slopes: Tensor) -> None:
+        if self.count > 1 and not self._averaged and bool((slopes == 1 / self.count).all()):
+            self._averaged = True
+            warnings.warn(
+                f"the losses of {self.count} chains each count 1/{self.count}: take losses.sum().backward(), not their "
+                "mean, which makes every chain's likelihood so much weaker",
+                stacklevel=2,
+            )
 
     def prior_energy(self) -> Tensor:
         """½λ‖θ‖² of each chain, (K,)."""

@@ -122,8 +122,7 @@ class PosteriorSamples(SampleCollection):
         buffers: str = "refuse",
         store_frozen: bool = True,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        validation.module("model", model)
         refuse_scripted(model)  # here already, before a folder is opened
         sampler = unwrapped(sampler)
         if not isinstance(sampler, Optimizer):

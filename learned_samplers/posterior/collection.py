@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -83,8 +84,7 @@ class SampleCollection(Predictive):
         return [entry.chain for entry in self._store.entries]
 
     def _position(self, index: int) -> int:
-        if isinstance(index, bool) or not isinstance(index, int):
-            raise TypeError(f"index must be an integer, got {index!r}")
+        validation.integer("index", index, least=-sys.maxsize)
         if not -len(self) <= index < len(self):
             raise IndexError(f"index must be that of one of {len(self)} samples, got {index}")
         return index % len(self)
@@ -152,6 +152,7 @@ class SampleCollection(Predictive):
             ValueError: the file is truncated, damaged, not of this format, or of another network, or its frozen
                 parameters are not those of ``model``; the message names it.
         """
+        validation.module("model", model)
         store, settings, reestimated = read_collection(Path(path), torch.device(device))
         validate_network(model, store, settings, str(path))
         collection = SampleCollection(model, store, settings)
@@ -170,6 +171,7 @@ class SampleCollection(Predictive):
             TypeError, ValueError: no samples, or one with a name or shape that is not the model's, with what is no
                 tensor, or that is not finite.
         """
+        validation.module("model", model)
         return SampleCollection._of_weights(model, samples, "snapshot")
 
     @staticmethod

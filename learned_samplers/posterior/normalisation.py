@@ -86,7 +86,13 @@ def reestimated_buffers(
     normalisation layers are in training mode, so dropout adds no noise to them. Those whose statistics are among what
     is ``fixed`` keep these. Works on a copy of the model.
     """
-    work = copy.deepcopy(network_of(model))
+    try:
+        work = copy.deepcopy(network_of(model))
+    except RuntimeError as error:
+        raise ValueError(
+            "the network cannot be copied: it keeps a weight that the last forward pass has computed "
+            "(nn.utils.weight_norm or prune). Run `with torch.no_grad(): model.eval()(x)` once, and call this again"
+        ) from error
     names = statistics_to_compute(work, fixed)
     tensors = tensors_of(work)
     device = next(work.parameters()).device

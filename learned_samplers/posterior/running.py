@@ -280,8 +280,9 @@ class Run:
                 self._vectorize,
             )
         except (RuntimeError, IndexError) as error:
-            shapes = [tuple(t.shape[1:]) for t in batch.tensors]
-            error.add_note(f"(x was read as {batch.length} examples of shape {shapes[0]}; {ADVICE})")
+            first = batch.tensors[0]
+            shape, kind = tuple(first.shape[1:]), str(first.dtype).removeprefix("torch.")
+            error.add_note(f"(x was read as {batch.length} examples of shape {shape} and dtype {kind}; {ADVICE})")
             raise
         if found.ndim < 2 or found.shape[1] != batch.length:
             raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -402,7 +403,7 @@ def test_a_closure_that_returns_nothing_where_the_loss_is_read(name):
 
 @pytest.mark.parametrize(
     ("cls", "dtype", "given"),
-    [(PSGLD, torch.float16, False), (L2E, torch.float16, False), (SGLD, torch.float32, True)],
+    [(partial(PSGLD, eps=1e-8), torch.float16, False), (L2E, torch.float16, False), (SGLD, torch.float32, True)],
 )
 def test_master_weights_that_the_dtype_does_not_allow(cls, dtype, given):
     with pytest.raises(ValueError, match="master_weights"):

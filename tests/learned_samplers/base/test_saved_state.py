@@ -177,13 +177,21 @@ def test_a_state_between_joining_and_the_first_step_can_be_loaded(late):
         other.load_state_dict(saved)
 
 
-def test_a_state_of_other_data_is_said_to_be_one():
+@pytest.mark.parametrize(("name", "mine"), [("num_data", 5000), ("temperature", 0.1), ("prior_precision", 3.0)])
+def test_a_state_of_another_posterior_is_said_to_be_one(name, mine):
     model = small_network()
-    older, newer = SGHMC(model.parameters(), 0.01, 64), SGHMC(model.parameters(), 0.01, 5000, temperature=0.1)
-    with pytest.warns(UserWarning, match=r"saved with num_data=64, which has taken the place of 5000") as caught:
+
+    def make():
+        return SGHMC([{"params": model[0].parameters()}, {"params": model[2].parameters()}], 0.01, 64)
+
+    older, newer = make(), make()
+    for group in newer.param_groups[name == "prior_precision" :]:
+        group[name] = mine
+    told = older.param_groups[0][name]
+    with pytest.warns(UserWarning, match=f"{name}={told:g}, which has taken the place of {mine:g}") as caught:
         newer.load_state_dict(older.state_dict())
     assert len(caught) == 1
-    assert newer.param_groups[0]["num_data"] == 64
+    assert newer.param_groups[0][name] == told
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         newer.load_state_dict(older.state_dict())

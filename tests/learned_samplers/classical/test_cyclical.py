@@ -157,6 +157,19 @@ def test_a_schedule_that_is_stepped_once_an_epoch_is_refused_before_the_next_ste
     track(sampler, 1)
 
 
+@pytest.mark.parametrize(("name", "kept"), [("lr", "peak_lr"), ("temperature", "sampling_temperature")])
+def test_a_rate_or_temperature_that_the_schedule_would_undo_is_refused(name, kept):
+    sampler, schedule = scheduled(lr=0.01)
+    track(sampler, 3, schedule.step)
+    sampler.param_groups[0][name] = 0.5
+    with pytest.raises(ValueError, match=rf"{name} of parameter group 0 was set to 0\.5.*'{kept}'"):
+        track(sampler, 1)
+    assert sampler.step_count == 3
+    sampler.param_groups[0][kept] = 0.5
+    schedule.step()
+    track(sampler, 1)
+
+
 def test_a_copy_keeps_its_schedule():
     sampler, schedule = scheduled()
     track(sampler, 2, schedule.step)

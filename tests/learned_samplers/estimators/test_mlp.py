@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from learned_samplers.estimators import BayesianMLPClassifier, BayesianMLPRegressor, mlp
+from learned_samplers.estimators import BayesianMLPClassifier, BayesianMLPRegressor, mlp, sampling
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -176,6 +176,11 @@ def test_refusals(settings, error, named):
         ([[1.0, None], [2.0, 2.0], [3.0, 3.0]], [1, 2, 3], "X.*column 1.*missing"),
         (pd.DataFrame({"a": [1.0, 2.0], "b": pd.array([1, None], "Int64")}), [1, 2], "X.*'b'.*missing"),
         (pd.DataFrame({"size": [1.0, 2.0], "colour": ["red", "blue"]}), [1, 2], "X.*'colour'.*'red'"),
+        (
+            pd.DataFrame({"size": [1.0, 2.0], "day": pd.to_datetime(["2026-01-01", "2026-01-02"])}),
+            [1, 2],
+            "'day'.*dates",
+        ),
         ([[0.0], [1.0], [2.0]], [1, "two", 3], "y.*'two'"),
     ],
 )
@@ -201,12 +206,14 @@ def test_units_are_of_no_account():
         np.testing.assert_allclose(other.fit(unit * x, unit * y).predict(unit * x) / unit, model.predict(x), rtol=1e-2)
     with pytest.raises(ValueError, match=r"^X "):
         model.predict(1e60 * x)
+    with pytest.raises(ValueError, match=r"y must be finite"):
+        model.log_density(x, np.full(40, np.nan))
     for targets in (y[:3], np.c_[y, y]):
         with pytest.raises(ValueError, match=r"inconsistent|1d"):
             model.log_density(x, targets)
 
 
-def test_a_fit_that_is_broken_off_predicts_nothing(monkeypatch):
+def test_a_fit_that_is_refused_or_broken_off_leaves_what_was_fitted_before(monkeypatch):
     x, y = table(40)
     model = BayesianMLPRegressor(**SMALL).fit(x, y)
     before = model.predict(x, return_std=True)[1]
@@ -218,5 +225,40 @@ def test_a_fit_that_is_broken_off_predicts_nothing(monkeypatch):
     monkeypatch.setattr(mlp, "warm_up", interrupted)
     with pytest.raises(KeyboardInterrupt):
         model.fit(100 * x, 100 * y)
+    with pytest.raises(ValueError, match="missing"):
+        model.fit(np.c_[x, x, np.full(40, np.nan)], y)
+    assert (model.predict(x, return_std=True)[1] == before).all()
+    with pytest.raises(KeyboardInterrupt):
+        (new := BayesianMLPRegressor(**SMALL)).fit(x, y)
     with pytest.raises(NotFittedError):
-        model.predict(x)
+        new.predict(x)
+
+
+def test_a_classifier_that_refuses_a_table_keeps_its_classes():
+    x, y = table(40)
+    model = BayesianMLPClassifier(**SMALL).fit(x, np.where(y > np.median(y), "yes", "no"))
+    for labels, named in ((["z"] * 40, "two classes"), ([None, *["a", "b"] * 19, "a"], "missing labels")):
+        with pytest.raises(ValueError, match=named):
+            model.fit(x, labels)
+    assert set(model.predict(x)) <= {"yes", "no"}
+
+
+def test_every_sample_is_kept_whatever_the_number_of_steps(monkeypatch):
+    x, y = table(40)
+    settings = {**SMALL, "n_samples": 20, "n_chains": 2}
+    monkeypatch.setattr(sampling, "burn_in_of", lambda energies: 0)
+    for steps in (20, 39, 40):
+        assert len(BayesianMLPRegressor(**{**settings, "n_steps": np.int64(steps)}).fit(x, y).posterior_) == 40
+
+
+def test_tables_in_double_precision_by_default_and_constant_targets():
+    x, _ = table(40)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        mean, std = BayesianMLPRegressor(**SMALL).fit(x, np.full(40, 5e-6)).predict(x, return_std=True)
+        assert BayesianMLPClassifier(**SMALL).fit(x, x[:, 0] > 0).predict_proba(x).shape == (40, 2)
+    finally:
+        torch.set_default_dtype(before)
+    assert np.abs(mean - 5e-6).max() < 5e-6
+    assert std.max() < 5e-6

@@ -1,6 +1,7 @@
 """Chains side by side: the same numbers as networks alone, each chain's own law, and a collection that knows them."""
 
 import copy
+import warnings
 from functools import partial
 
 import pytest
@@ -276,10 +277,14 @@ def test_samplers_refuse_what_is_in_neither_table():
 def test_one_loss_for_all_chains_is_refused(cls):
     chains = Chains(ensemble())
     sampler = cls(chains.parameters(), lr=0.1, num_data=N)
-    loss = chains(X).square().mean()
-    loss.backward()
+
+    def closure():
+        loss = chains(X).square().mean()
+        loss.backward()
+        return loss
+
     with pytest.raises(ValueError, match=r"closure.*\(3,\)"):
-        sampler.step(lambda: loss)
+        sampler.step(closure)
 
 
 # ------------------------------------------------------- the law: Bayesian linear regression, under a prior a chain
@@ -372,3 +377,20 @@ def test_the_samples_are_saved_resumed_and_predict(tmp_path, separate):
     torch.testing.assert_close(samples.predict_samples(X, output="regression"), expected)
     fresh.load_state_dict(chains.state_dict())
     torch.testing.assert_close(fresh(X), chains(X))
+
+
+def test_losses_that_are_averaged_over_the_chains_are_told_once():
+    chains = Chains([nn.Linear(2, 1) for _ in range(3)])
+    x, y = torch.randn(5, 2), torch.randn(5, 1)
+
+    def losses():
+        return chains.losses(nn.functional.mse_loss, chains(x), y)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        losses().sum().backward()
+    with pytest.warns(UserWarning, match="3 chains each count 1/3"):
+        losses().mean().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        losses().mean().backward()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from learned_samplers import PosteriorSamples, SampleCollection
+from learned_samplers import SGHMC, PosteriorSamples, SampleCollection
 from tests.learned_samplers.posterior.common import collect, copied, network, sghmc, train
 
 KEPT = [f"1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")]
@@ -181,3 +181,22 @@ def test_frozen_statistics_that_change_or_are_missing_are_an_error(tmp_path):
     PosteriorSamples(model, sampler, thinning=2, buffers="reestimate", path=tmp_path / "run")
     with pytest.raises(ValueError, match=r"'0\.weight' .*fixed\.safetensors .*is missing"):
         train(model, sampler, 2)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_network_that_cannot_be_copied_says_what_to_do():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 4)), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    sampler = SGHMC(model.parameters(), 1e-3, 20)
+    posterior = PosteriorSamples(model, sampler, burn_in=0, thinning=1, buffers="reestimate")
+    x = torch.randn(20, 3)
+    for _ in range(3):
+        sampler.zero_grad()
+        model(x).square().mean().backward()
+        sampler.step()
+    with pytest.raises(ValueError, match=r"cannot be copied.*model\.eval\(\)\(x\)"):
+        posterior.reestimate_buffers(x)
+    with torch.no_grad():
+        model.eval()(x)
+    posterior.reestimate_buffers(x)
+    assert posterior.predict(x, output="regression", vectorize=False).shape == (20, 1)

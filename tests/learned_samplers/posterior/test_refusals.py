@@ -180,6 +180,8 @@ def of(model):
     ("call", "error", "named"),
     [
         (lambda: SampleCollection.from_samples(network(), []), ValueError, "samples"),
+        (lambda: SampleCollection.from_samples(None, [{}]), TypeError, "model"),
+        (lambda: SampleCollection.load("samples", type(network())), TypeError, "model.*class Sequential"),
         (lambda: given(1, **{"0.weight": torch.zeros(2)}), ValueError, r"samples\[1\]: '0\.weight'.*\[2\].*\[8, 4\]"),
         (lambda: given(1, **{"0.bias": torch.full((8,), float("nan"))}), ValueError, r"samples\[1\]: '0\.bias'"),
         (lambda: SampleCollection.from_samples(normed(), [dict(normed().named_parameters())]), ValueError, "1.running"),
