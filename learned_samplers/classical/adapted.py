@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import sharding, validation
-from learned_samplers.base.group_keys import SamplerOptions, momentum_as_decay
-from learned_samplers.base.guards.precision import MASTER, has_master, working_dtype
+from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.guards.side_by_side import is_stacked
 from learned_samplers.base.operations import FOREACH, FUNCTIONAL, scalar_sqrt
 from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.classical.adapted_rule import INTEGRATORS, adapted_rule
-from learned_samplers.classical.budget import LEAST_BUDGET, rate_of, settling_of, thinning_of, warmup_of
+from learned_samplers.classical.budget import done, exploration, planned, position, thinning_of
 from learned_samplers.classical.cyclical import cycle_of
+from learned_samplers.classical.from_adam import from_adam
 from learned_samplers.classical.mass import MASSES
-from learned_samplers.classical.warmup import MakeOptimizer, WarmUp, sampling_group, second_moment
+from learned_samplers.classical.warmup import MakeOptimizer, WarmUp
 from learned_samplers.classical.whitened import WhitenedSGHMC
 
 #: Where a budget alone is given: what explores.
@@ -162,36 +162,16 @@ class AdaptedSGHMC(Sampler):
         given = arguments(locals())
         if warmup is not None and not callable(warmup):
             raise TypeError(f"warmup must be None or make an optimizer of parameter groups, got {warmup!r:.60}")
-        self.total_steps = given.pop("total_steps")
-        if total_steps is not None:
-            validation.integer("total_steps", total_steps)
-            warmup = WARMUP if warmup is None else warmup
-        run = total_steps if cycle_length is None else cycle_length
-        if warmup_steps is None:
-            if run is None:
-                raise ValueError("warmup_steps or total_steps must be given, got neither")
-            name = "total_steps" if cycle_length is None else "cycle_length"
-            validation.integer(name, run, least=LEAST_BUDGET)
-            given["warmup_steps"] = warmup_steps = warmup_of(run, num_data)  # type: ignore[arg-type]  # None is refused
-        elif total_steps is not None:
-            validation.integer("warmup_steps", warmup_steps)
-            validation.integer("total_steps" if cycle_length is None else "cycle_length", run)
-        if total_steps is not None and warmup_steps >= total_steps:
-            of = "" if cycle_length is None else f" of a cycle_length of {cycle_length}"
-            raise ValueError(f"total_steps must be more than warmup_steps={warmup_steps}{of}, got {total_steps}")
-        if lr is None:
-            given["lr"] = rate_of(None if total_steps is None else run, num_data, temperature)
-        given["mass"] = mass if mass is not None else "diagonal" if warmup is None else "matrix"
-        del given["warmup"]
-        self.warmup = warmup
-        if settling_share is None:
-            params = params if isinstance(params, Tensor) else list(params)
-            groups = [{**given, **own, "mass": given["mass"]} for own in params if isinstance(own, dict)] or [given]
-            given["settling_share"] = 0.0 if warmup is None else max(map(settling_of, groups))
+        del given["warmup"], given["total_steps"]
+        self.total_steps = total_steps
+        self.warmup = WARMUP if warmup is None and total_steps is not None else warmup
+        params = params if isinstance(params, Tensor) else list(params)
+        groups = [own for own in params if isinstance(own, dict)]
+        given |= planned(given, total_steps, groups, explores=self.warmup is not None)
         super().__init__(params, given, generator=generator)
         if cycle_length is not None:
             self.badge = "heuristic"  # type: ignore[misc]
-        if warmup is not None:
+        if self.warmup is not None:
             self.explorer = self._new_explorer()
 
     def _validate(self, group: dict[str, Any]) -> None:
@@ -260,62 +240,22 @@ class AdaptedSGHMC(Sampler):
             ValueError: a sampled parameter has no state yet, the optimizer maximises, or λ is needed; all that the
                 constructor raises.
         """
-        if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
-            raise TypeError(f"optimizer must be torch.optim.Adam or AdamW, got {type(optimizer).__name__}")
-        settings = momentum_as_decay(cls.__name__, settings, ("momentum_decay",))
-        groups = [sampling_group(g, optimizer, num_data, prior_precision, settings) for g in optimizer.param_groups]
-        of_warmup = {"warmup", "warmup_steps", "warmup_temperature", "settling_share", "decay"}
-        of_warmup |= {"cycle_length", "total_steps"}
-        if settings.get("mass", "diagonal") != "diagonal":
-            raise ValueError(f"mass must be 'diagonal', as Adam's is, got {settings['mass']!r}")
-        if of_warmup & settings.keys():
-            named = ", ".join(sorted(of_warmup & settings.keys()))
-            raise ValueError(f"{named} must not be given: the optimizer's mass is frozen at once")
-        settings = {"lr": groups[0]["lr"], **settings, "warmup_steps": 0}
-        sampler = cls(groups, num_data=num_data, **settings)
-        for group, theirs in zip(sampler.param_groups, optimizer.param_groups, strict=True):
-            for i, p in enumerate(group["params"]):
-                if p.requires_grad:
-                    moment = second_moment(optimizer.state.get(p, {}), theirs, sampler.name_of(group, i))
-                    dtype = working_dtype(group, p)
-                    sampler.state[p]["momentum"] = sampler.initial_state(group, p, "momentum").to(dtype)
-                    sampler.state[p]["mass"] = moment.to(p.device, dtype)
-                    if has_master(group, p):
-                        sampler.state[p][MASTER] = p.detach().float()
-            sampler._freeze(group, group["params"])
-        return sampler
+        return from_adam(cls, optimizer, num_data, prior_precision, settings)
 
     # ---------------------------------------------------------------- where in its cycle the chain is
-
-    @staticmethod
-    def _position(group: dict[str, Any]) -> Any:
-        """Steps done since the chain, or its cycle, began."""
-        return group["step"] % group["cycle_length"] if group.get("cycle_length") else group["step"]
-
-    @staticmethod
-    def _done(group: dict[str, Any]) -> int:
-        """Steps taken in the cycle that the last step belonged to."""
-        step, length = group["step"], group.get("cycle_length")
-        return (step - 1) % length + 1 if length and step else step
-
-    @staticmethod
-    def _exploration(group: dict[str, Any]) -> int:
-        """The first of the ``warmup_steps``, in which the warm-up's own optimizer moves."""
-        steps = group["warmup_steps"]
-        return max(min(steps, 1), steps - int(group["settling_share"] * steps))
 
     def _new_explorer(self) -> WarmUp:
         assert self.warmup is not None
         return WarmUp(self.warmup, self.param_groups)
 
     def _explores(self, group: dict[str, Any]) -> bool:
-        return self.warmup is not None and self._position(group) < self._exploration(group)
+        return self.warmup is not None and position(group) < exploration(group)
 
     @property
     def is_sampling(self) -> bool:
         """Whether the last step was one with the frozen mass (and, under a cyclical schedule, one that samples)."""
         first = self.param_groups[0]
-        return self._done(first) > first["warmup_steps"] and super().is_sampling
+        return done(first) > first["warmup_steps"] and super().is_sampling
 
     def thinning(self, num_samples: int) -> int:
         """Steps between samples of which there are to be so many at the end of ``total_steps``.
@@ -329,12 +269,7 @@ class AdaptedSGHMC(Sampler):
         if self.total_steps is None:
             raise ValueError("total_steps must have been given to plan samples, got None")
         first = self.param_groups[0]
-        length = first["cycle_length"] or self.total_steps
-        cycles, rest = divmod(self.total_steps, length)
-        phases = [length - first["warmup_steps"]] * cycles + [max(0, rest - first["warmup_steps"])]
-        if sum(phases) < num_samples:
-            raise ValueError(f"num_samples={num_samples} exceeds the {sum(phases)} steps in which it samples")
-        return thinning_of(phases, num_samples)
+        return thinning_of(self.total_steps, first["warmup_steps"], first["cycle_length"], num_samples)
 
     @property
     def cycle(self) -> int:
@@ -346,18 +281,18 @@ class AdaptedSGHMC(Sampler):
 
     def hyper(self, group: dict[str, Any], *, keep_tensors: bool = False) -> dict[str, Any]:
         hyper = super().hyper(group, keep_tensors=keep_tensors)
-        step, steps = self._position(group), group["warmup_steps"]
+        step, steps = position(group), group["warmup_steps"]
         heat = hyper["prior_precision"] * hyper["temperature"]
         prior = scalar_sqrt(heat) / hyper["num_data"] if isinstance(heat, Tensor) or heat else 0.0
-        if step < self._exploration(group) and group["warmup_temperature"] is not None:
+        if step < exploration(group) and group["warmup_temperature"] is not None:
             hyper["temperature"] = group["warmup_temperature"]
         rate = None
         if step < steps:
             # In double precision, for 1 − βᵗ is a small difference; compiled as a tensor, for one graph of all steps.
             time = torch.full((), step + 1, dtype=torch.float64) if torch.compiler.is_compiling() else step + 1
             rate = (1 - group["decay"]) / (1 - group["decay"] ** time)
-            if self.warmup is not None and step >= self._exploration(group):
-                settled = 1 / (time - self._exploration(group) + REMEMBERED)
+            if self.warmup is not None and step >= exploration(group):
+                settled = 1 / (time - exploration(group) + REMEMBERED)
                 rate = torch.maximum(rate, settled) if isinstance(settled, Tensor) else max(rate, settled)
         return {**hyper, "floor": prior + group["eps"], "rate": rate, "freezes": step + 1 == steps}
 
@@ -369,7 +304,7 @@ class AdaptedSGHMC(Sampler):
                 if not p.requires_grad or p.grad is None or "mass" in self.state.get(p, {}):
                     continue
                 # Read for new ones alone: a compiled step must not depend on the count.
-                if (step := self._position(group)) >= group["warmup_steps"]:
+                if (step := position(group)) >= group["warmup_steps"]:
                     raise ValueError(
                         f"parameter {self.name_of(group, i)} has no mass: warmup_steps is {group['warmup_steps']} and "
                         f"{step} steps are over; let it join before the mass is frozen, or use from_optimizer"
@@ -381,10 +316,10 @@ class AdaptedSGHMC(Sampler):
         return evaluation
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
-        step = self._position(group)
+        step = position(group)
         if step == 0 and group["step"]:
             self._begin_cycle(group, inputs.params)
-        if self.warmup is not None and step == self._exploration(group):
+        if self.warmup is not None and step == exploration(group):
             self._begin_sampling(group)
         kind, explores, joined = MASSES[group["mass"]], self._explores(group), []
         for p, gradient in zip(inputs.params, inputs.gradients, strict=True):
@@ -399,11 +334,11 @@ class AdaptedSGHMC(Sampler):
             self._explore(group, inputs)
         else:
             if step < group["warmup_steps"] and kind.renewed_every:
-                whole = step == self._exploration(group) or step % kind.renewed_every == 0
-                self._freeze(group, group["params"] if whole else joined, kept=True)
+                whole = step == exploration(group) or step % kind.renewed_every == 0
+                self.freeze(group, group["params"] if whole else joined, kept=True)
             super().advance(group, inputs)
         if step + 1 == group["warmup_steps"]:
-            self._freeze(group, group["params"])
+            self.freeze(group, group["params"])
 
     def _begin_cycle(self, group: dict[str, Any], params: list[Tensor]) -> None:
         """Forget all but the weights, and the master copies of those that move now."""
@@ -424,7 +359,7 @@ class AdaptedSGHMC(Sampler):
             if "mass" in own:
                 own["momentum"] = self.initial_state(group, p, "momentum").to(own["mass"].dtype)
 
-    def _freeze(self, group: dict[str, Any], params: Iterable[Tensor], *, kept: bool = False) -> None:
+    def freeze(self, group: dict[str, Any], params: Iterable[Tensor], *, kept: bool = False) -> None:
         """Freeze the mass of those that have one, whether they have a gradient in this step or not; or only renew the
         masses that are kept while they are measured."""
         kind, hyper = MASSES[group["mass"]], self.hyper(group)
@@ -454,7 +389,7 @@ class AdaptedSGHMC(Sampler):
             MASSES[group["mass"]].measure(states, inputs.gradients, self.hyper(group)["rate"], FOREACH)
         number = next(i for i, each in enumerate(self.param_groups) if each is group)
         assert self.explorer is not None
-        self.explorer.step(number, group, inputs, self._position(group), self.generator)
+        self.explorer.step(number, group, inputs, position(group), self.generator)
 
     @property
     def not_sharded(self) -> str:  # type: ignore[override]
@@ -475,14 +410,14 @@ class AdaptedSGHMC(Sampler):
         validation.integer("warmup_steps", group["warmup_steps"], least=0)
         validation.fraction("settling_share", group["settling_share"], open_right=True)
         names = super().saved_names(group, p)
-        if self.warmup is not None and 0 < self._done(group) <= self._exploration(group):
+        if self.warmup is not None and 0 < done(group) <= exploration(group):
             return tuple(name for name in names if name != "momentum")
         return names
 
     def state_dict(self) -> dict[str, Any]:
         """As `Sampler.state_dict`, with that of the optimizer that explores while it does."""
         saved, first = super().state_dict(), self.param_groups[0]
-        if self.explorer is not None and self._position(first) and self._explores(first):
+        if self.explorer is not None and position(first) and self._explores(first):
             saved["sampler"]["warmup"] = self.explorer.state_dict()
         return saved
 
@@ -505,7 +440,7 @@ class AdaptedSGHMC(Sampler):
         if not self._explores(group):
             return None
         explorer = self._new_explorer()
-        if self._position(group) == 0:
+        if position(group) == 0:
             return explorer
         if state is None:
             raise ValueError("state_dict is of a chain that explores without a warmup, this sampler has one")

@@ -1,4 +1,5 @@
-"""How long to warm up and to settle, and at which rate, where a budget and a prior alone are given: chosen defaults."""
+"""How long to warm up and to settle, and at which rate, where a budget and a prior alone are given: chosen defaults;
+and where in that plan a chain is."""
 
 from __future__ import annotations
 
@@ -37,8 +38,13 @@ def rate_of(run: int | None, num_data: float | None, temperature: float) -> floa
     return 0.002 if cold and run > float(num_data) / 16 else 0.003  # type: ignore[arg-type]  # None is refused
 
 
-def thinning_of(phases: list[int], num_samples: int) -> int:
-    """The largest number of steps between samples of which phases of so many steps give at least ``num_samples``."""
+def thinning_of(total_steps: int, warmup_steps: int, cycle_length: int | None, num_samples: int) -> int:
+    """The largest number of steps between samples of which those after each warm-up give at least ``num_samples``."""
+    length = cycle_length or total_steps
+    cycles, rest = divmod(total_steps, length)
+    phases = [length - warmup_steps] * cycles + [max(0, rest - warmup_steps)]
+    if sum(phases) < num_samples:
+        raise ValueError(f"num_samples={num_samples} exceeds the {sum(phases)} steps in which it samples")
     thinning = max(1, sum(phases) // num_samples)
     while sum(steps // thinning for steps in phases) < num_samples:
         thinning -= 1
@@ -55,3 +61,61 @@ def settling_of(given: dict[str, Any]) -> float:
     validation.non_negative("prior_precision", prior)
     steps = 2 * (temperature / prior) ** 0.5 / lr if prior else 0.0
     return max(SETTLING_SHARE[given["mass"]], min(0.5, steps / given["warmup_steps"]))
+
+
+def planned(
+    given: dict[str, Any], total_steps: int | None, groups: list[dict[str, Any]], *, explores: bool
+) -> dict[str, Any]:
+    """What ``warmup_steps``, ``lr``, ``mass`` and ``settling_share`` are, those that are None by the budget.
+
+    Args:
+        given: the sampler's settings.
+        total_steps: the budget, or None.
+        groups: parameter groups with settings of their own.
+        explores: whether another optimizer warms up.
+    """
+    cycle, steps, num_data = given["cycle_length"], given["warmup_steps"], given["num_data"]
+    name, run = ("total_steps", total_steps) if cycle is None else ("cycle_length", cycle)
+    if total_steps is not None:
+        validation.integer("total_steps", total_steps)
+    if steps is None:
+        if run is None:
+            raise ValueError("warmup_steps or total_steps must be given, got neither")
+        validation.integer(name, run, least=LEAST_BUDGET)
+        steps = warmup_of(run, num_data)
+    elif total_steps is not None:
+        validation.integer("warmup_steps", steps)
+        validation.integer(name, run)
+    if total_steps is not None and steps >= total_steps:
+        of = "" if cycle is None else f" of a cycle_length of {cycle}"
+        raise ValueError(f"total_steps must be more than warmup_steps={steps}{of}, got {total_steps}")
+    lr, mass, share = (given[key] for key in ("lr", "mass", "settling_share"))
+    if lr is None:
+        lr = rate_of(None if total_steps is None else run, num_data, given["temperature"])
+    if mass is None:
+        mass = "matrix" if explores else "diagonal"
+    found = {"warmup_steps": steps, "lr": lr, "mass": mass}
+    if share is None:
+        every = [{**given, **found, **own, "mass": mass} for own in groups] or [{**given, **found}]
+        share = max(map(settling_of, every)) if explores else 0.0
+    return {**found, "settling_share": share}
+
+
+# ------------------------------------------------------------------- where in its warm-up, or cycle, a group is
+
+
+def position(group: dict[str, Any]) -> Any:
+    """Steps done since the chain, or its cycle, began."""
+    return group["step"] % group["cycle_length"] if group.get("cycle_length") else group["step"]
+
+
+def done(group: dict[str, Any]) -> int:
+    """Steps taken in the cycle that the last step belonged to."""
+    step, length = group["step"], group.get("cycle_length")
+    return (step - 1) % length + 1 if length and step else step
+
+
+def exploration(group: dict[str, Any]) -> int:
+    """The first of the ``warmup_steps``, in which the warm-up's own optimizer moves."""
+    steps = group["warmup_steps"]
+    return max(min(steps, 1), steps - int(group["settling_share"] * steps))

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.guards.precision import MASTER
-from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.step import GroupInputs
 
@@ -153,42 +152,3 @@ def _step(optimizer: torch.optim.Optimizer, group: dict[str, Any], inputs: Group
             if gradient is not None and gradient.dtype != p.dtype:  # in the place of one of half precision is its copy
                 p.grad, p.data = None, moved.to(gradient.dtype)
             p.grad, p.data = gradient, moved
-
-
-# ------------------------------------------------------------------- a warm-up that is over
-
-
-def sampling_group(
-    theirs: dict[str, Any], optimizer: torch.optim.Optimizer, num_data: Any, prior: float | None, settings: Any
-) -> dict[str, Any]:
-    """A parameter group of the sampler from one of Adam: its parameters, learning rate, momentum and weight decay."""
-    if theirs["maximize"]:
-        raise ValueError("optimizer must minimise the loss, got maximize=True")
-    decay = theirs["weight_decay"]
-    decoupled = isinstance(optimizer, torch.optim.AdamW) or theirs.get("decoupled_weight_decay", False)
-    if prior is None and decoupled and decay:
-        raise ValueError(
-            f"prior_precision must be given: AdamW's weight_decay={decay} is no prior (num_data * weight_decay = "
-            f"{as_number(num_data) * decay:g} is the nearest)"
-        )
-    names, lr = theirs.get("param_names"), as_number(theirs["lr"])
-    peak = max((as_number(theirs[key]) for key in ("initial_lr", "max_lr") if key in theirs), default=lr)
-    if "lr" not in settings and lr < peak / 10:
-        raise ValueError(
-            f"lr must be given: a schedule has brought that of {type(optimizer).__name__} from {peak:g} down to "
-            f"{lr:g}, at which a chain stands still; take one near the largest that trained well"
-        )
-    return {
-        "params": list(zip(names, theirs["params"], strict=True)) if names else list(theirs["params"]),
-        "lr": settings.get("lr", lr),
-        "momentum_decay": settings.get("momentum_decay", 1 - as_number(theirs["betas"][0])),
-        "prior_precision": as_number(num_data) * decay if prior is None else prior,
-    }
-
-
-def second_moment(state: dict[str, Any], group: dict[str, Any], name: str) -> Tensor:
-    """Adam's bias-corrected second moment of one parameter, a new tensor."""
-    if "exp_avg_sq" not in state:
-        raise ValueError(f"parameter {name} has no state in the optimizer: it must have taken a step before")
-    moment = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
-    return moment / (1 - as_number(group["betas"][1]) ** as_number(state["step"]))

@@ -52,10 +52,16 @@ def test_a_budget_without_a_step_to_sample_in_is_refused(settings, said):
 
 
 @pytest.mark.parametrize(
-    ("phases", "num_samples", "thinning"), [([7, 7, 7, 0], 7, 2), ([4, 4, 2], 5, 2), ([25], 5, 5), ([3, 3], 6, 1)]
+    ("plan", "phases", "num_samples", "thinning"),
+    [
+        ((32, 3, 10), [7, 7, 7, 0], 7, 2),
+        ((16, 2, 6), [4, 4, 2], 5, 2),
+        ((35, 10, None), [25], 5, 5),
+        ((10, 2, 5), [3, 3], 6, 1),
+    ],
 )
-def test_phases_give_as_many_samples_as_were_asked_for(phases, num_samples, thinning):
-    assert thinning_of(phases, num_samples) == thinning
+def test_phases_give_as_many_samples_as_were_asked_for(plan, phases, num_samples, thinning):
+    assert thinning_of(*plan, num_samples) == thinning
     assert sum(steps // thinning for steps in phases) >= num_samples
     assert sum(steps // (thinning + 1) for steps in phases) < num_samples
 
