@@ -321,6 +321,8 @@ class IVON(Sampler):
                 self._pending = _Draws()
             given = [loss for loss in losses if loss is not None]  # torch's optimizers take a closure without one, too
             return Evaluation(sum(given) / len(given) if given else None, groups, restore)
+        if self._inside:
+            raise RuntimeError("step() inside of sampled_params(): call it after the block, which puts the mean back")
         if not self._pending.count:
             raise RuntimeError(
                 "no draw since the last step: compute the gradients inside `with sampler.sampled_params():`, or give "

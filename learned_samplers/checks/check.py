@@ -13,7 +13,7 @@ from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
 from learned_samplers.checks.linear import read_linear_step
 from learned_samplers.checks.moments import correlated
-from learned_samplers.checks.protocol import refuse
+from learned_samplers.checks.protocol import made_by, refuse
 from learned_samplers.checks.report import CurvatureResult, SamplerReport, judge
 from learned_samplers.checks.simulation import Simulation
 from learned_samplers.classical.hmc import HMC
@@ -121,9 +121,7 @@ def check_sampler(
         validation.integer("without_replacement", without_replacement, least=2)
     if steps is not None:
         validation.integer("steps", steps)
-    probe = factory([torch.zeros(1, requires_grad=True)])
-    if not isinstance(probe, torch.optim.Optimizer):
-        raise TypeError(f"factory must return an optimizer, got {type(probe).__name__}")
+    probe = made_by(factory, "factory")
     refuse(probe, "check_sampler")
     if per_chain is None:
         per_chain = isinstance(probe, HMC)

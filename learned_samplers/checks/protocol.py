@@ -6,11 +6,30 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 def refuse(sampler: Any, what: str) -> None:
     """ValueError with the reason, for a sampler of which ``what`` cannot say anything."""
     if reason := getattr(sampler, "not_checked", ""):
         raise ValueError(f"{what} cannot check {type(sampler).__name__}: {reason}")
+
+
+def made_by(factory: Any, argument: str) -> torch.optim.Optimizer:
+    """The sampler that a factory makes of one weight; TypeError, naming the argument, if it is none or makes none."""
+    what = f"the class {factory.__name__}" if isinstance(factory, type) else f"a {type(factory).__name__}"
+    wanted = f"{argument} must make a sampler of parameters, as lambda params: SGHMC(params, 0.1, num_data=100)"
+    if not callable(factory):
+        raise TypeError(f"{wanted}, got {what}")
+    try:
+        made = factory([torch.zeros(1, requires_grad=True)])
+    except TypeError as error:
+        if not isinstance(factory, type):
+            raise
+        raise TypeError(f"{wanted}, got {what}: {error}") from error
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TypeError(f"{argument} must return an optimizer, got {type(made).__name__}")
+    return made
 
 
 def take_step(sampler: Any, closure: Callable[[], Any]) -> None:

@@ -17,7 +17,7 @@ from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
 from learned_samplers.checks.check import Factory
 from learned_samplers.checks.linear import LinearStep, read_linear_step
-from learned_samplers.checks.protocol import refuse
+from learned_samplers.checks.protocol import made_by, refuse
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -136,6 +136,7 @@ def suggest_lr(
     mean_loss = MeanLoss(model, loss, inputs, targets, chunk_size)
     if not mean_loss.weights:
         raise ValueError("model has no parameter that requires a gradient")
+    mean_loss.refuse_sums()
     curvature, residual = largest_curvature(mean_loss, iterations, generator)
     noise = 0.0 if batch_size is None else gradient_variance(mean_loss, batch_size, _BATCHES, generator)
     if curvature <= 0:
@@ -164,7 +165,7 @@ class _Probe:
     """Reads a sampler's step at any learning rate, on quadratics of a given curvature of the mean loss."""
 
     def __init__(self, factory: Factory, curvature: float, gradient_variance: float):
-        sampler = factory([torch.zeros(1, requires_grad=True)])
+        sampler = made_by(factory, "sampler")
         refuse(sampler, "suggest_lr")
         group, self.name = sampler.param_groups[0], type(sampler).__name__
         self.factory, self.curvature, self.push = factory, curvature, math.sqrt(gradient_variance)
@@ -249,6 +250,25 @@ class MeanLoss:
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         output = functional_call(self.model, {**self.rest, **buffers, **self.weights}, (self.inputs[rows],))
         return self.loss(output, self.targets[rows])
+
+    def refuse_sums(self) -> None:
+        """ValueError for a loss that is no mean over the examples, and would count each of them N times."""
+        targets = self.targets[:8]
+        with torch.no_grad():
+            buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+            values = {**self.rest, **buffers, **self.weights}
+            output = functional_call(self.model, values, (self.inputs[:8],))
+            once = torch.as_tensor(self.loss(output, targets))
+            if once.dim():
+                raise ValueError(f"loss must return one number, the mean over examples, got shape {tuple(once.shape)}")
+            if not isinstance(output, Tensor) or output.shape[:1] != targets.shape[:1]:
+                return
+            twice = self.loss(torch.cat([output, output]), torch.cat([targets, targets]))
+        if once.isfinite() and not torch.isclose(twice, once, rtol=1e-3, atol=1e-6):
+            raise ValueError(
+                f"loss must be the mean over examples, got {once:.4g} of {len(targets)} and {twice:.4g} of the same "
+                "twice: take reduction='mean'"
+            )
 
     def _chunks(self) -> Iterator[tuple[slice, float]]:
         total = len(self.inputs)

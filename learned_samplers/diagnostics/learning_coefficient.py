@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from learned_samplers.base import validation
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks import suggest_lr
-from learned_samplers.classical.full_data import differ
+from learned_samplers.checks.step_size import MeanLoss
 from learned_samplers.classical.sgld import SGLD
 from learned_samplers.diagnostics.settling import effective_size, rhat
 
@@ -178,12 +178,14 @@ def local_learning_coefficient(
     validation.positive("lr", lr)
     still = copy.deepcopy(model)  # batch norm in training mode counts what it sees
     torch.manual_seed(seed)  # so that a loss with a noise of its own gives the same error again
-    initial, again = (_mean_loss(still, loss, inputs, targets, size) for _ in range(2))
-    if differ(*(n / t * torch.tensor(value, dtype=torch.float64) for value in (initial, again))):
+    found = [_mean_loss(still, loss, inputs, targets, size) for _ in range(3)]
+    if (layer := _random_layer(model)) or max(found) - min(found) > 1e-4 * abs(found[0]) + 1e-7:
         raise ValueError(
-            f"model must have one loss at given weights, got {initial:.6g} and then {again:.6g}{_random_layer(model)}: "
+            f"model must have one loss at given weights, got {found[0]:.6g}, {found[1]:.6g} and {found[2]:.6g}{layer}: "
             "call model.eval() first, or take a loss without random numbers"
         )
+    initial = found[0]
+    MeanLoss(model, loss, inputs, targets, size).refuse_sums()
     batches = math.ceil(len(inputs) / size)
     warm, measured = math.ceil(burn_in / batches), math.ceil(steps / batches)
     generator, scoring = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 1)

@@ -67,8 +67,13 @@ class CollectPosterior(Callback):
         )
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Stop collecting at the end of training, or at an error; the samples stay."""
+        """Stop collecting at the end of training; the samples stay."""
         if self.posterior is not None and stage == "fit":
+            self.posterior.detach()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Stop collecting at an error, or an interruption; the samples stay."""
+        if self.posterior is not None:
             self.posterior.detach()
 
     def state_dict(self) -> dict[str, Any]:

@@ -68,6 +68,7 @@ class ParticleSampler(Sampler):
     """
 
     badge = "heuristic"
+    not_checked = "its particles are no chain"
     side_by_side = ()
     not_sharded = "particles are compared as whole sets of weights"
     structural = ("task",)

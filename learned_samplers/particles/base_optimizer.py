@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 
 from learned_samplers.base import sharding
 from learned_samplers.base.operations import as_number
+from learned_samplers.base.saved_state import ResumableOptimizer
 
 #: Makes an optimizer from a list of groups with ``params`` and ``lr``.
 BaseOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
@@ -22,11 +24,22 @@ def make(maker: BaseOptimizer, groups: list[dict[str, Any]]) -> Optimizer:
 
     Raises:
         TypeError: ``maker`` makes no optimizer, or one whose step needs a closure, as a line search does: there is no
-            loss that has the direction as its gradient.
+            loss that has the direction as its gradient; or a sampler, whose noise would come on top.
+        ValueError: it has a learning rate or a weight decay of its own.
     """
+    if isinstance(maker, functools.partial) and "lr" in maker.keywords:
+        raise ValueError(f"base_optimizer takes the sampler's lr, got one of its own: {maker.keywords['lr']}")
     optimizer = maker([{"params": list(group["params"]), "lr": group["lr"]} for group in groups])
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"base_optimizer must make a torch.optim.Optimizer, got {optimizer!r}")
+    own = type(optimizer).__name__
+    if isinstance(optimizer, ResumableOptimizer):
+        raise TypeError(f"base_optimizer must make an optimizer without noise of its own, got {own}")
+    if decay := next((g["weight_decay"] for g in optimizer.param_groups if g.get("weight_decay")), 0.0):
+        raise ValueError(
+            f"base_optimizer must have no weight_decay beside the sampler's prior_precision, got {decay} of {own}: "
+            f"give functools.partial({own}, weight_decay=0)"
+        )
     try:
         inspect.signature(optimizer.step).bind()
     except TypeError as error:
@@ -42,6 +55,8 @@ def step(optimizer: Optimizer, groups: list[dict[str, Any]], moves: Mapping[Tens
     before = {p: p.grad for group in groups for p in group["params"]}
     try:
         for group, base in zip(groups, optimizer.param_groups, strict=True):
+            if "initial_lr" in base and "initial_lr" not in group:
+                raise ValueError("base_optimizer takes the sampler's lr, but has a scheduler: give that the sampler")
             base["lr"] = group["lr"]
             for p in group["params"]:
                 p.grad = moves[p].div(-as_number(group["num_data"])) if p in moves else None

@@ -199,9 +199,10 @@ class SampleCollection(Predictive):
             UserWarning: "snapshot", and the network has running statistics.
         """
         validation.integer("count", count)
-        if not callable(sampled_params):
+        if not callable(sampled_params) or hasattr(sampled_params, "__enter__"):
             raise TypeError(
-                f"sampled_params must be a function that returns a context manager, got {type(sampled_params).__name__}"
+                "sampled_params must be a function that returns a context manager (give it without brackets), got "
+                f"{type(sampled_params).__name__}"
             )
         validate_policy(model, buffers)
         statistics = normalisation_buffers(model)
@@ -212,13 +213,17 @@ class SampleCollection(Predictive):
                 "buffers='reestimate' and call reestimate_buffers(data)",
                 stacklevel=2,
             )
-        samples = []
+        samples, before = [], {name: p.detach().clone() for name, p in parameters_of(model).items()}
         for _ in range(count):
             with torch.no_grad(), sampled_params():
                 tensors: Tensors = dict(parameters_of(model))
                 if buffers == "snapshot":
                     tensors |= buffers_of(model)
                 samples.append({name: tensor.detach().clone() for name, tensor in tensors.items()})
+        if all(torch.equal(sample[name], p) for sample in samples for name, p in before.items()):
+            raise ValueError(
+                f"sampled_params changes no parameter of model in {count} draws: give the network that it was made for"
+            )
         return SampleCollection._of_weights(model, samples, buffers)
 
     @staticmethod

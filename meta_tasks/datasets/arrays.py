@@ -90,12 +90,24 @@ def array_data(
         if len(x) != len(y) or not len(x):
             raise ValueError(f"x_{split} and y_{split} of {name} must be as many, got {len(x)} and {len(y)}")
         splits[split] = x, y
+    if not regression:
+        _refuse_missing_classes(name, {split: y for split, (_, y) in splits.items()})
     if "val" not in splits:
         splits["train"], splits["val"] = held_out(*splits["train"], validation, seed, stratified=not regression)
     elif validation is not None:
         raise ValueError(f"validation={validation} cannot be applied: {name} has {len(splits['val'][1])} of its own")
     classes = 0 if regression else 1 + max(int(y.max()) for _, y in splits.values() if len(y))
     return ArrayData(name, classes, *splits["train"], *splits["val"], *splits["test"])
+
+
+def _refuse_missing_classes(name: str, labels: Mapping[str, Tensor]) -> None:
+    """ValueError where the training labels leave a class out: labels that begin at 1, or a test class never seen."""
+    known = set(labels["train"].unique().tolist())
+    for split, y in labels.items():
+        if unseen := set(y[y >= 0].unique().tolist()) - known:
+            raise ValueError(f"y_{split} of {name} has class {min(unseen)}, of which y_train has no example")
+    if known and (absent := set(range(max(known))) - known):
+        raise ValueError(f"y_train of {name} has no example of class {min(absent)}: number the classes from 0")
 
 
 def _inputs(name: str, x: Tensor) -> Tensor:

@@ -69,7 +69,10 @@ def read_splits(path: Path, num_classes: int | None = None) -> RawSplits:
         ValueError: a key is missing, or an array has another shape, dtype or range.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}; npz:FILE needs an npz file in MedMNIST layout")
+        raise FileNotFoundError(
+            f"there is no file {path}; npz:FILE needs one with x_train, y_train, x_test and y_test, or in MedMNIST "
+            "layout"
+        )
     arrays = read_npz(path)
     required = [f"{split}_{kind}" for split in ("train", "test") for kind in ("images", "labels")]
     if absent := [key for key in required if key not in arrays]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from learned_samplers import SampleCollection
 from learned_samplers.approximations import IVON, SWAG, laplace_samples
 from tests.harness import closure_for, flat, small_data, small_network
 from tests.learned_samplers.approximations.test_swag import walked
@@ -199,3 +200,22 @@ def test_a_weight_that_is_not_finite_and_too_few_states():
     swag.detach()
     optimizer.step()
     assert len(swag) == 1
+
+
+def test_a_step_inside_of_a_draw_says_where_it_belongs():
+    model = small_network()
+    sampler = IVON(model.parameters(), 0.1, N)
+    with sampler.sampled_params():
+        model(small_data()[0]).square().mean().backward()
+        with pytest.raises(RuntimeError, match="after the block"):
+            sampler.step()
+    sampler.step()
+
+
+def test_draws_of_another_network_are_refused():
+    model = small_network()
+    sampler = IVON(model.parameters(), 0.1, N)
+    with pytest.raises(ValueError, match="changes no parameter of model"):
+        SampleCollection.from_draws(copy.deepcopy(model), sampler.sampled_params, 3)
+    with pytest.raises(TypeError, match="without brackets"):
+        SampleCollection.from_draws(model, sampler.sampled_params(), 3)

@@ -8,6 +8,7 @@ from torch import nn
 
 from learned_samplers import HMC, MCLMC, PSGLD, SGHMC, SGLD, CyclicalSGMCMC, check_sampler, suggest_lr
 from learned_samplers.approximations import IVON
+from learned_samplers.particles import SVGD
 from tests.harness import small_data, small_network
 from tests.learned_samplers.checks.own_samplers import Langevin, N, Own, bent
 
@@ -36,6 +37,9 @@ class Never(bent(Langevin)):
     [
         (lambda p: torch.optim.SGD(p, 0.1), {}, ValueError, "num_data"),
         (lambda p: p, {}, TypeError, "factory"),
+        (SGLD, {}, TypeError, "factory.*class SGLD.*num_data"),
+        (SGLD([torch.zeros(1, requires_grad=True)], 0.1, N), {}, TypeError, "factory.*a SGLD"),
+        (lambda p: SVGD(p, 0.1), {}, ValueError, "SVGD"),
         (lambda p: SGLD(p, 0.1, N, temperature=0), {}, ValueError, "temperature"),
         (sgld, {"tolerance": 0}, ValueError, "tolerance"),
         (sgld, {"refinement": 1}, ValueError, "refinement"),
@@ -82,6 +86,9 @@ def test_check_sampler(factory, arguments, error, named):
         ({"data": (torch.zeros(3, 3), torch.zeros(2))}, ValueError, "data"),
         ({"loss": lambda output, _: -output.square().mean(), "model": nn.Linear(3, 1)}, ValueError, "curvature"),
         ({"loss": lambda output, _: output.sum().mul(torch.inf)}, FloatingPointError, "loss"),
+        ({"loss": nn.CrossEntropyLoss(reduction="sum")}, ValueError, "loss.*mean"),
+        ({"loss": nn.CrossEntropyLoss(reduction="none")}, ValueError, "loss.*one number"),
+        ({"sampler": SGHMC}, TypeError, "sampler.*class SGHMC"),
         ({"model": nn.Flatten()}, ValueError, "model"),
     ],
 )

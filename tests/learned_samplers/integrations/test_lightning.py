@@ -110,3 +110,15 @@ def test_two_callbacks_have_names_of_their_own_in_a_checkpoint(tmp_path):
     first, second = callback(), callback(optimizer=1)
     assert first.state_key == "CollectPosterior"  # as in the checkpoints of before
     assert second.state_key != first.state_key
+
+
+def test_an_error_ends_the_collecting_and_frees_the_folder(tmp_path):
+    class Fails(pl.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == 6:
+                raise RuntimeError("out of memory")
+
+    options = {"path": tmp_path / "samples"}
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fit(tmp_path, 12, callback(**options), Fails())
+    fit(tmp_path, 12, callback(**options, missing="warn"))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
+from learned_samplers import SGHMC
 from learned_samplers import particles as ps
 from tests.learned_samplers.particles.particle_problems import (
     EVERY,
@@ -53,6 +56,9 @@ def stacked(**other):
         (w(), {"base_optimizer": "adam"}, TypeError, "base_optimizer"),
         (w(), {"base_optimizer": dict}, TypeError, "base_optimizer"),
         (w(), {"base_optimizer": torch.optim.LBFGS}, TypeError, "LBFGS.*closure"),
+        (w(), {"base_optimizer": torch.optim.AdamW}, ValueError, "weight_decay.*AdamW"),
+        (w(), {"base_optimizer": partial(torch.optim.SGD, lr=5.0)}, ValueError, "base_optimizer.*lr.*5"),
+        (w(), {"base_optimizer": lambda groups: SGHMC(groups, 0.1, 10)}, TypeError, "base_optimizer.*noise.*SGHMC"),
         (w(), {"generator": 3}, TypeError, "generator"),
         ([w(), w(3)], {}, ValueError, "3 particles"),
         ([("w", w()), ("b", leaf(5))], {}, ValueError, "'b'"),
@@ -383,3 +389,10 @@ def test_states_that_do_not_fit():
     saved = after_a_step(ps.ParetoMTL).state_dict()
     saved["param_groups"][0]["feasible"] = [True]
     refuses_state(after_a_step(ps.ParetoMTL), saved, "feasible")
+
+
+def test_a_scheduler_of_the_base_optimizer_is_refused_before_anything_moves():
+    x = parameter(4, 2)
+    sampler = ps.SVGD([x], 0.1, base_optimizer=ADAM)
+    torch.optim.lr_scheduler.StepLR(sampler.base_optimizer, 1)
+    refused(sampler, lambda: energies("SVGD", x), ValueError, "base_optimizer.*scheduler")

@@ -34,8 +34,8 @@ def test_numbers_become_columns_and_tokens_stay_whole(tmp_path):
 
 
 def test_a_validation_split_of_its_own():
-    own = array_data({**TABLE, "x_val": torch.ones(2, 4), "y_val": torch.tensor([0, 3])})
-    assert (own.num_data, own.num_classes, own.val_y.tolist()) == (30, 4, [0, 3])
+    own = array_data({**TABLE, "x_val": torch.ones(2, 4), "y_val": torch.tensor([0, 2])})
+    assert (own.num_data, own.num_classes, own.val_y.tolist()) == (30, 3, [0, 2])
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,8 @@ def test_a_validation_split_of_its_own():
         ({"y_test": NUMBERS["y_test"]}, {}, TypeError, "y_test"),
         ({"y_train": np.zeros((30, 2), int)}, {}, ValueError, "y_train"),
         ({"y_train": np.arange(29)}, {}, ValueError, "y_train"),
+        ({"y_train": 1 + np.arange(30) % 2, "y_test": np.ones(9, int)}, {}, ValueError, "y_train.*class 0"),
+        ({"y_test": np.full(9, 3)}, {}, ValueError, "y_test.*class 3"),
         ({"y_test": np.full(9, -1)}, {}, ValueError, "test_y"),
         ({"x_test": np.ones((9, 5))}, {}, ValueError, "test_x"),
         ({"x_test": np.full((9, 4), np.inf)}, {}, ValueError, "finite"),

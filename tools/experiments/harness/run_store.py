@@ -88,10 +88,10 @@ class RunStore:
         self._lock = shared_lock(self.folder)
 
     def read(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The finished run of that name; None if there is none, or one made with other settings or another torch.
+        """The finished run of that name; None if there is none, or one made with another torch.
 
         Raises:
-            ValueError: it was made of other data with the same settings.
+            ValueError: it was made of other data, or with other settings.
         """
         if self.fresh and self.path(name) not in self.done:
             return None
@@ -102,6 +102,12 @@ class RunStore:
             raise ValueError(
                 f"{self.path(name)} was made with these settings from other data (fingerprint {theirs.get('data')}, "
                 f"these have {self.data}): take another --out, or --fresh to replace it"
+            )
+        if theirs["settings"] != ours["settings"]:
+            differs = _difference(theirs["settings"], ours["settings"])
+            raise ValueError(
+                f"{self.path(name)} was made with other settings ({differs}): take another --out, or --fresh to "
+                "replace it"
             )
         if theirs != ours:
             return None
@@ -191,6 +197,17 @@ class RunStore:
     def _made_of(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         made_of = {"settings": settings, "data": self.data, "torch": torch.__version__}
         return json.loads(json.dumps(made_of, allow_nan=False))
+
+
+def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """The first setting that differs, with both values."""
+    for key in dict.fromkeys([*theirs, *ours]):
+        one, other = theirs.get(key), ours.get(key)
+        if one != other:
+            if isinstance(one, dict) and isinstance(other, dict):
+                return _difference(one, other)
+            return f"{key} {json.dumps(one)} there, {json.dumps(other)} here"
+    return "none"
 
 
 def _checksum(record: Mapping[str, Any]) -> str:

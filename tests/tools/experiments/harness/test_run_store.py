@@ -29,7 +29,10 @@ def test_a_run_is_made_once_for_the_same_settings(tmp_path):
     assert first == {"values": [1.0, 2.0], "steps": {"4": "a"}}
     assert RunStore(tmp_path).run("one", {"lr": 0.1, "hidden": (5, 5)}, make) == first
     assert len(made) == 1
-    RunStore(tmp_path).run("one", {"lr": 0.2, "hidden": (5, 5)}, make)
+    with pytest.raises(ValueError, match=r"one.json was made with other settings \(lr 0.1 there, 0.2 here\).*--fresh"):
+        RunStore(tmp_path).run("one", {"lr": 0.2, "hidden": (5, 5)}, make)
+    assert RunStore(tmp_path).record("one")["made_of"]["settings"]["lr"] == 0.1
+    RunStore(tmp_path, fresh=True).run("one", {"lr": 0.2, "hidden": (5, 5)}, make)
     assert len(made) == 2
     assert RunStore(tmp_path).record("one")["made_of"]["settings"]["lr"] == 0.2
     assert RunStore(tmp_path).record("two") is None
@@ -73,9 +76,6 @@ def test_other_data_under_the_same_settings_are_refused(tmp_path):
     with pytest.raises(ValueError, match=f"from other data .fingerprint {old}, these have {new}.*--fresh"):
         RunStore(tmp_path, new).run("one", {"lr": 1}, lambda: {"value": 2})
     assert RunStore(tmp_path, old).read("one", {"lr": 1}) == {"value": 1}, "it is still there"
-    assert RunStore(tmp_path, new).run("one", {"lr": 2}, lambda: {"value": 3}) == {"value": 3}, (
-        "another run of the name"
-    )
     assert RunStore(tmp_path, old, fresh=True).run("one", {"lr": 2}, lambda: {"value": 4}) == {"value": 4}
 
 
@@ -130,11 +130,11 @@ def test_tensors_beside_a_run_show_damage(tmp_path):
 
 
 def test_a_run_that_fails_leaves_what_was_there(tmp_path):
-    store = RunStore(tmp_path)
-    store.run("one", {"lr": 1}, lambda: {"value": 1})
+    RunStore(tmp_path).run("one", {"lr": 1}, lambda: {"value": 1})
+    store = RunStore(tmp_path, fresh=True)
     before = store.path("one").read_text()
     with pytest.raises(ValueError, match="JSON"):
-        store.run("one", {"lr": 2}, lambda: {"value": float("nan")})
+        store.run("one", {"lr": 1}, lambda: {"value": float("nan")})
     assert store.path("one").read_text() == before
     assert json.loads(before)["made_of"]["settings"] == {"lr": 1}
 

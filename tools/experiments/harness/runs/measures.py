@@ -55,7 +55,7 @@ def common_start(settings: Settings, data: ImageData, seed: int, *, independent:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         networks = [build_network(settings, data) for _ in range(STARTS if independent else 1)]
-    states = [dict(network.named_parameters()) for network in networks]
+    states = [{n: p for n, p in network.named_parameters() if p.requires_grad} for network in networks]
     return {name: torch.stack([state[name].detach() for state in states]).mean(0) for name in states[0]}
 
 

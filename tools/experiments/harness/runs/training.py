@@ -22,6 +22,7 @@ from experiments.harness.runs.settings import Settings
 from learned_samplers.approximations import SWAG
 from learned_samplers.classical.cyclical import cyclical_phase
 from learned_samplers.posterior.collect import PosteriorSamples, SampleCollection
+from learned_samplers.posterior.normalisation import normalisation_buffers
 from meta_tasks.datasets import ArrayData, ImageData
 
 FULL_BATCH_CHUNK = 4096  # examples run at once for a gradient over the whole training set
@@ -241,6 +242,13 @@ def validate_run(method: RunMethod, settings: Settings, lr: float, data: ImageDa
     if getattr(outputs, "shape", None) != (2, data.num_classes):
         got = tuple(getattr(outputs, "shape", ())) or type(outputs).__name__
         raise ValueError(f"model={settings.model!r} must return logits (n, {data.num_classes}), got {got}")
+    if data.num_classes > 1 and bool((outputs >= 0).all()) and bool(((outputs.sum(1) - 1).abs() < 1e-4).all()):
+        raise ValueError(f"model={settings.model!r} must return logits, got probabilities: leave its softmax out")
+    if method.averaging in ("samples", "snapshots") and (statistics := normalisation_buffers(model)):
+        raise ValueError(
+            f"model={settings.model!r} has running statistics ({statistics[0]}), which belong to one set of weights: "
+            "take GroupNorm or LayerNorm, or a loop of your own (PosteriorSamples, buffers='reestimate')"
+        )
     if method.full_batch:
         steps = settings.trajectories(data.num_data)
     elif method.averaging == "ensemble" and steps < settings.ensemble_size:

@@ -47,6 +47,29 @@ def test_sample_with_a_factory_of_a_file_and_a_table(tmp_path, factory, capsys):
     assert "2 classes" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("layers", "named"),
+    [("nn.Linear(3, 2), nn.Softmax(1)", "softmax"), ("nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)", "running")],
+)
+def test_networks_whose_samples_could_not_predict_are_refused_before_anything_is_trained(
+    tmp_path, factory, layers, named
+):
+    factory.write_text(
+        f"from torch import nn\n\ndef network(input_shape, outputs):\n    return nn.Sequential({layers})\n"
+    )
+    with pytest.raises(SystemExit, match=f"model=.*{named}"):
+        sample.main([*SMALL, *own(factory), "--sampler", "SGD", "SGHMC", "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_a_network_that_is_frozen_in_part(tmp_path, factory):
+    factory.write_text(
+        FACTORY.replace("nn.Linear(input_shape[0], 8)", "nn.Linear(input_shape[0], 8).requires_grad_(False)")
+    )
+    sample.main([*SMALL, *own(factory), "--sampler", "SGHMC", "--out", str(tmp_path / "out")])
+    assert "NLL" in (tmp_path / "out" / "table.md").read_text()
+
+
 def test_a_run_knows_the_code_of_its_network_and_its_data(tmp_path, factory):
     arguments = [*SMALL, *own(factory), "--sampler", "SGD", "--out", str(tmp_path / "out")]
     run = tmp_path / "out" / "runs" / "SGD_lr0.05_seed0.json"
@@ -55,7 +78,10 @@ def test_a_run_knows_the_code_of_its_network_and_its_data(tmp_path, factory):
     sample.main(arguments)
     assert run.stat().st_mtime_ns == before, "read back"
     factory.write_text(FACTORY.replace("8", "9"))
-    sample.main(arguments)
+    with pytest.raises(SystemExit, match=r"other settings \(model_code.*--fresh"):
+        sample.main(arguments)
+    assert run.stat().st_mtime_ns == before, "kept"
+    sample.main([*arguments, "--fresh"])
     assert run.stat().st_mtime_ns != before, "another network"
     np.savez(tmp_path / "table.npz", **table(seed=1))
     with pytest.raises(SystemExit, match="from other data"):
@@ -109,8 +135,8 @@ def test_a_partial_function_is_read_back_by_another_process_until_its_file_chang
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     assert run.stat().st_mtime_ns == before
     factory.write_text(CLASSES.replace("width=4", "width=5"))
-    sample.main(arguments)
-    assert run.stat().st_mtime_ns != before, "another network"
+    with pytest.raises(SystemExit, match="other settings"):
+        sample.main(arguments)
 
 
 def test_what_a_network_is_when_it_is_new():
