@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from experiments.distance import experiment
-from experiments.distance.experiment import UNTUNED, DistanceOptions, Experiment, Setting, gradients_to
+from experiments.distance.experiment import AS_IT_COMES, DistanceOptions, Experiment, Setting, gradients_to
 from experiments.distance.problems import BINS, NOISE, PARTS, load
 
 SMALL = ["--trajectories", "5", "--budgets", "40", "80", "--seeds", "2"]
@@ -33,7 +33,7 @@ def options(out: Path, data: Path | None = None, **own) -> DistanceOptions:
 
 def test_one_command_writes_table_and_figure_and_repeats_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "gradients_to", lambda target, curve: None)  # so that no row stops early
-    arguments = ["--out", str(tmp_path), "--parts", "digits", "--rows", "SGHMC", "AdaptedSGHMC", UNTUNED, *SMALL]
+    arguments = ["--out", str(tmp_path), "--parts", "digits", "--rows", "SGHMC", "AdaptedSGHMC", AS_IT_COMES, *SMALL]
     distance.main(arguments)
     found = json.loads((tmp_path / "results.json").read_text())["parts"]["digits"]
     assert len(found["hmc"]["distances"]) == 4
@@ -41,7 +41,7 @@ def test_one_command_writes_table_and_figure_and_repeats_nothing(tmp_path, monke
     for row in found["rows"].values():
         assert list(row["budgets"]) == ["40", "80"]
         assert all(len(each["distances"]) == 2 for each in row["budgets"].values())
-    assert found["rows"][UNTUNED]["budgets"]["40"]["lr"] == 0.003
+    assert found["rows"][AS_IT_COMES]["budgets"]["40"]["lr"] == 0.003
     assert "not reached" in (tmp_path / "table.md").read_text()
     assert (tmp_path / "distance.png").stat().st_size > 10_000
 
