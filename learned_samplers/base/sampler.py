@@ -81,6 +81,8 @@ class Sampler(ResumableOptimizer):
     half_precision: bool = True
     #: Whether the update divides by numbers that are 0 in float16.
     needs_master_in_float16: ClassVar[bool] = False
+    #: Whether every step evaluates its closure more than once.
+    evaluates_again: ClassVar[bool] = False
     #: Whether the update reads the loss beside the gradients, so that a closure must return it.
     reads_loss: ClassVar[bool] = False
     #: Why parameters must not be sharded over processes, "" where they may be: where the update acts on each weight by
@@ -259,17 +261,12 @@ class Sampler(ResumableOptimizer):
             if self.needs_closure:
                 raise ValueError(f"{type(self).__name__}.step needs a closure that re-evaluates the loss, got None")
             return None
-        loss = self.call(closure, again=self.evaluates_again)
+        loss = self.call(closure, again=self.evaluates_again or bool(where))
         if loss is None and self.reads_loss:
             raise ValueError(f"the closure of {type(self).__name__} must return the mean loss, got None")
         if not torch.compiler.is_compiling() and not is_finite(loss):
             raise FloatingPointError(f"the closure returned a loss that is not finite{where}: {loss}")
         return loss
-
-    @property
-    def evaluates_again(self) -> bool:
-        """Whether a step evaluates its closure more than once."""
-        return self.needs_closure and not self.reads_loss
 
     def call(self, closure: Callable[[], Any], again: bool = True) -> Any:
         """The closure's loss; where it is evaluated ``again``, gradients of before go first: it may not clear them."""

@@ -199,7 +199,7 @@ class SampleCollection(Predictive):
             UserWarning: "snapshot", and the network has running statistics.
         """
         validation.integer("count", count)
-        if not callable(sampled_params) or hasattr(sampled_params, "__enter__"):
+        if not callable(sampled_params) or hasattr(type(sampled_params), "__enter__"):
             raise TypeError(
                 "sampled_params must be a function that returns a context manager (give it without brackets), got "
                 f"{type(sampled_params).__name__}"

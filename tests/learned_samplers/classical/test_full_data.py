@@ -137,9 +137,8 @@ def _cooler(problem, sampler):
 
 def _joins(problem, sampler):
     problem.extra = torch.zeros(1, 1, dtype=torch.float64, requires_grad=True)
-    problem.extra.grad = torch.zeros_like(problem.extra)
     problem.shift = 1.0
-    sampler.add_param_group({"params": [problem.extra]})
+    sampler.add_param_group({"params": [problem.extra], "missing_gradient": "skip"})
 
 
 def _gibbs(problem, sampler):

@@ -355,9 +355,10 @@ def test_another_process_goes_on_collecting_the_same(tmp_path):
 def test_going_back_without_the_collector_is_an_error():
     model, sampler, posterior = make()
     train(model, sampler, 5)
-    checkpoint = sampler.state_dict(), posterior.state_dict()
+    checkpoint = copy.deepcopy((sampler.state_dict(), posterior.state_dict(), model.state_dict()))
     train(model, sampler, 5)
     sampler.load_state_dict(checkpoint[0])
+    model.load_state_dict(checkpoint[2])
     with pytest.raises(RuntimeError, match="at step 6, but step 10 has been seen"):
         train(model, sampler, 1)
     posterior.load_state_dict(checkpoint[1])

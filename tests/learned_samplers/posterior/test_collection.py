@@ -74,15 +74,29 @@ def test_tied_tensors_that_differ_in_given_samples_are_refused(name, other):
         SampleCollection.from_samples(model, [{**state, name: state[other] + 1}])
 
 
+def nudged(model):
+    """What `from_draws` takes: a context in which the weights are others."""
+
+    @contextlib.contextmanager
+    def draw():
+        for p in model.parameters():
+            p.add_(1.0)
+        yield
+        for p in model.parameters():
+            p.sub_(1.0)
+
+    return draw
+
+
 def test_draws_are_told_whose_running_statistics_they_get():
     """Those of the optimizer's last weights, which are right for layers that were frozen."""
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     with pytest.warns(UserWarning, match=r"'1\.running_mean', .*'reestimate'"):
-        kept = SampleCollection.from_draws(model, contextlib.nullcontext, 2, buffers="snapshot")
+        kept = SampleCollection.from_draws(model, nudged(model), 2, buffers="snapshot")
     assert "1.running_mean" in kept._store.read(0)
     model = nn.Linear(4, 3)
     model.register_buffer("scale", torch.ones(3))  # a buffer that is no statistic is kept, as before
-    samples = SampleCollection.from_draws(model, contextlib.nullcontext, 2, buffers="snapshot")
+    samples = SampleCollection.from_draws(model, nudged(model), 2, buffers="snapshot")
     assert set(samples._store.read(0)) == {"weight", "bias", "scale"}
 
 

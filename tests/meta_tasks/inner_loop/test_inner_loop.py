@@ -64,7 +64,7 @@ def l2e(rule):
 
 
 def psgld(params, lr, momentum_decay, **common):
-    return PSGLD(params, 0.05 * lr, **common)
+    return PSGLD(params, 0.05 * lr, eps=1e-8, **common)
 
 
 #: A rule of the inner loop, and the optimizer of the same steps.

@@ -79,7 +79,7 @@ def test_every_method_spends_the_same_budget_and_leaves_its_files(tmp_path, tiny
     assert curves.Scalars("result/nll")[0].value == pytest.approx(result.scores["nll"], rel=1e-5)
 
 
-def test_a_finished_run_is_read_back_unless_its_settings_changed(tmp_path, tiny):
+def test_a_finished_run_is_read_back_and_one_of_other_settings_is_kept(tmp_path, tiny):
     settings = tiny.settings
     first = tiny.at(tmp_path).run(settings, "SGLD", 0.1, 0)
     path = tmp_path / "runs" / f"{first.name}.json"
@@ -89,7 +89,9 @@ def test_a_finished_run_is_read_back_unless_its_settings_changed(tmp_path, tiny)
     fresh = tiny.at(tmp_path, fresh=True).run(settings, "SGLD", 0.1, 0)
     assert path.stat().st_mtime_ns > stamp
     assert fresh.scores == first.scores, "the same seed gives the same run"
-    other = tiny.at(tmp_path).run(replace(settings, temperature=0.5), "SGLD", 0.1, 0)
+    with pytest.raises(ValueError, match=r"temperature 0\.1 there, 0\.5 here"):
+        tiny.at(tmp_path).run(replace(settings, temperature=0.5), "SGLD", 0.1, 0)
+    other = tiny.at(tmp_path, fresh=True).run(replace(settings, temperature=0.5), "SGLD", 0.1, 0)
     assert other.settings["temperature"] == 0.5
     assert other.scores != first.scores
     assert tiny.at(tmp_path).run(settings, "SGLD", 0.1, 1).scores != first.scores, "the seed has no effect"
@@ -158,11 +160,10 @@ def test_all_methods_see_the_same_minibatches_from_the_same_weights(tmp_path, ti
 def test_compiled_steps_give_the_same_run(tmp_path, tiny, monkeypatch):
     calls, plain = [], torch.compile
     monkeypatch.setattr(torch, "compile", lambda model, **_: calls.append(model) or plain(model, backend="eager"))
-    runs = tiny.at(tmp_path)
     for name, count in (("SGHMC", 1), ("DeepEnsemble", 3), ("IVON", 1)):
-        expected = runs.run(tiny.settings, name, 0.01, 3)
+        expected = tiny.at(tmp_path / "plain").run(tiny.settings, name, 0.01, 3)
         assert not calls
-        got = runs.run(replace(tiny.settings, compiled=True), name, 0.01, 3)
+        got = tiny.at(tmp_path / "compiled").run(replace(tiny.settings, compiled=True), name, 0.01, 3)
         assert got.scores["nll"] == pytest.approx(expected.scores["nll"], rel=1e-5)
         assert len(calls) == count
         calls.clear()
