@@ -105,7 +105,7 @@ def _state(device: torch.device) -> bytes | None:
 
 def weight_sums(params: Iterable[Tensor]) -> list[float]:
     """The sum of each parameter that is sampled, 0 for others. That of other weights differs by about their norm."""
-    return [p.detach().sum(dtype=torch.float64).item() if p.requires_grad else 0.0 for p in params]
+    return [p.detach().sum(dtype=torch.float32).item() if p.requires_grad else 0.0 for p in params]
 
 
 def other_weights(sampler: Any) -> None:
@@ -116,7 +116,7 @@ def other_weights(sampler: Any) -> None:
     saved, sampler.saved_weights = sampler.saved_weights, None
     params = [p for group in sampler.param_groups for p in group["params"]]
     for p, before, now in zip(params, saved or (), weight_sums(params), strict=False):
-        if now != before and abs(now - before) > 0.01 * torch.linalg.vector_norm(p, dtype=torch.float64).item():
+        if now != before and abs(now - before) > 0.01 * torch.linalg.vector_norm(p, dtype=torch.float32).item():
             warnings.warn(
                 f"the state of {type(sampler).__name__} was loaded, and the weights are not those that were saved with "
                 "it: the chain goes on from elsewhere, with the momentum of another place. Load the model's state too "
