@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,13 @@ from torch import Tensor, nn
 
 from learned_samplers.base import validation
 from learned_samplers.estimators.sampling import begin_with_means, equalise, flatten, sample, warm_up
+from learned_samplers.estimators.tables import (
+    as_before_on_error,
+    columns_named,
+    is_missing,
+    location_and_scale,
+    rounding,
+)
 from learned_samplers.estimators.verdict import verdict
 from learned_samplers.posterior import Chains
 
@@ -98,7 +104,7 @@ class BayesianMLP(BaseEstimator):
 
     def _sample(self, x: np.ndarray, targets: Tensor, outputs: int, *tail: type[nn.Module]) -> None:
         """Set the samples and the verdict; ``tail`` are layers after the last linear one."""
-        self._mean, self._scale = _location_and_scale(x)
+        self._mean, self._scale = location_and_scale(x)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         with _threads(self.n_jobs), torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(seed)
@@ -167,7 +173,7 @@ class BayesianMLP(BaseEstimator):
     def _new(self, X: Any) -> Iterator[tuple[slice, Tensor]]:
         """Slices of the rows of a new table, each with its outputs, in pieces that fit into memory."""
         check_is_fitted(self, "posterior_")
-        with _columns_named(X):
+        with columns_named(X):
             x = validate_data(self, X, reset=False, dtype=np.float64)
         step = max(1, 2_000_000 // len(self.posterior_))
         for start in range(0, len(x), step):
@@ -274,12 +280,12 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
         self._validate_settings()
         validation.one_of("noise", self.noise, ("heteroscedastic", "homoscedastic"))
         validation.one_of("likelihood", self.likelihood, ("gaussian", "student"))
-        with _as_before_on_error(self):
-            with _columns_named(X, y):
+        with as_before_on_error(self):
+            with columns_named(X, y):
                 x, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
                 y = np.asarray(y, dtype=np.float64)
             self._student = self.likelihood == "student"
-            self._y_mean, self._y_scale = (float(v) for v in _location_and_scale(y))
+            self._y_mean, self._y_scale = (float(v) for v in location_and_scale(y))
             if np.ptp(y) == 0 and self._y_mean:
                 self._y_scale = abs(self._y_mean)
             self._floor = max(FLOOR, rounding(y) / self._y_scale)
@@ -369,10 +375,10 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):
             y: (rows,) labels of two classes at least, numbers or words.
         """
         self._validate_settings()
-        if y is not None and any(map(_is_missing, np.ravel(np.asarray(y, dtype=object)))):
+        if y is not None and any(map(is_missing, np.ravel(np.asarray(y, dtype=object)))):
             raise ValueError("y has missing labels (None, NaN): leave these rows out")
-        with _as_before_on_error(self):
-            with _columns_named(X):
+        with as_before_on_error(self):
+            with columns_named(X):
                 x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
             check_classification_targets(y)
             self.classes_, numbers = np.unique(y, return_inverse=True)
@@ -407,79 +413,6 @@ def _network(sizes: Sequence[int], activation: str, tail: Sequence[type[nn.Modul
     for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs, dtype=torch.float32), ACTIVATIONS[activation]()]
     return nn.Sequential(*layers[:-1], *(layer() for layer in tail))
-
-
-def rounding(y: np.ndarray) -> float:
-    """Standard deviation of what rounding has taken from these numbers, Δ/√12; 0 where they hardly ever repeat.
-
-    Δ is the smallest difference of two of them. A network that has learned repeated rows would else claim to know
-    integers as exactly as the floor lets it, and lose thousands of nats at a row that contradicts them.
-    """
-    distinct = np.unique(y)
-    repeated = 1 < len(distinct) <= len(y) / 2
-    return float(np.diff(distinct).min()) / math.sqrt(12) if repeated else 0.0
-
-
-def _location_and_scale(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Means and standard deviations of columns; a constant one is only centred."""
-    size = np.abs(values).max(0)
-    size = np.where(size > 0, size, 1.0)  # of which squares neither overflow nor vanish
-    mean, scale = (values / size).mean(0), (values / size).std(0)
-    return mean * size, np.where(scale > 1e-12 * np.abs(mean), scale * size, 1.0)
-
-
-@contextmanager
-def _as_before_on_error(model: BaseEstimator) -> Iterator[None]:
-    """A fit that is refused or broken off leaves what was fitted before, or nothing."""
-    before = dict(model.__dict__)
-    try:
-        yield
-    except BaseException:
-        model.__dict__.clear()
-        model.__dict__.update(before)
-        raise
-
-
-@contextmanager
-def _columns_named(X: Any, y: Any = None) -> Iterator[None]:
-    """Where a word, a date or a missing value is refused, name its column of X, or y, as NumPy does not."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        values = np.asarray(X, dtype=object)
-        columns = list(values.T) if values.ndim == 2 else []
-        names = [f"X has a column {name!r}" for name in getattr(X, "columns", range(len(columns)))]
-        if y is not None:
-            columns, names = [*columns, np.ravel(np.asarray(y, dtype=object))], [*names, "y is a column"]
-        for name, column in zip(names, columns, strict=True):
-            if (word := next(filter(_is_word, column), None)) is not None:
-                raise ValueError(
-                    f"{name} of words or dates ({word!r}): make numbers of them, by OneHotEncoder say"
-                ) from error
-            if any(map(_is_missing, column)):
-                raise ValueError(
-                    f"{name} with missing or infinite values: fill them in, by SimpleImputer say"
-                ) from error
-        raise
-
-
-def _is_word(value: Any) -> bool:
-    """Whether it is a string that is no number, or a date."""
-    if isinstance(value, str):
-        try:
-            float(value)
-        except ValueError:
-            return True
-    return isinstance(value, datetime.date | datetime.timedelta | np.datetime64 | np.timedelta64)
-
-
-def _is_missing(value: Any) -> bool:
-    """Whether it is None, pandas' NA or a number that is not finite."""
-    return (
-        value is None
-        or type(value).__name__ == "NAType"
-        or (isinstance(value, float | np.floating) and not math.isfinite(value))
-    )
 
 
 @contextmanager

@@ -60,5 +60,6 @@ class PSGLDRule(SamplerRule):
     def update(self, prepared, at):
         arguments = arguments_of(at.hyper, lr=at.hyper.lr * self.lr_factor)
         del arguments["momentum_decay"]
+        # RMSprop's eps, as in the held-out scores of the cards; `PSGLD`'s default is larger.
         parameter, second_moment = psgld_rule(*at.tensors, decay=0.99, eps=1e-8, **arguments)
         return parameter, (second_moment,)

@@ -121,3 +121,14 @@ def test_many_equal_particles_are_listed_in_short():
     x = torch.ones(50, 2, requires_grad=True)
     with pytest.warns(UserWarning, match="particles 0, 1, 2, 3, 4, 5, 6, 7 and 42 more of 50 have"):
         SVGD([x], 0.1).step(lambda: energies("SVGD", x))
+
+
+def test_a_loaded_state_that_meets_other_particles_is_told():
+    x, other = parameter(4, 2), parameter(4, 2)
+    sampler = SVGD([x], 0.1)
+    sampler.step(lambda: energies("SVGD", x))
+    again = SVGD([other.detach().add(1.0).requires_grad_()], 0.1)
+    again.load_state_dict(sampler.state_dict())
+    moved = again.param_groups[0]["params"][0]
+    with pytest.warns(UserWarning, match="SVGD was loaded, and the weights are not those"):
+        again.step(lambda: energies("SVGD", moved))

@@ -123,8 +123,9 @@ def ensemble(
     import torch
     from torch import Tensor, nn
 
-    from learned_samplers.estimators.mlp import FLOOR, rounding
+    from learned_samplers.estimators.mlp import FLOOR
     from learned_samplers.estimators.sampling import warm_up
+    from learned_samplers.estimators.tables import rounding
     from learned_samplers.posterior import Chains
 
     torch.set_num_threads(1)

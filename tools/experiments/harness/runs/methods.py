@@ -262,6 +262,7 @@ METHODS: dict[str, RunMethod] = by_name(
     RunMethod("IVON", _IVON, 0.2, "gaussian", ("temperature",)),
     RunMethod("SGLD", sampler(SGLD), 0.1, tunes=_CHAIN),
     RunMethod("SGLRW", sampler(SGLRW), 0.1, tunes=_CHAIN),
+    # The eps with which the tables were made; the default is larger.
     RunMethod("PSGLD", sampler(PSGLD, eps=lambda plan: 1e-8), 3e-3, tunes=_CHAIN),
     RunMethod("SGHMC", sampler(SGHMC, **_FRICTION), 0.05, tunes=_CHAIN_MOMENTUM),
     RunMethod("BAOA", sampler(BAOA, **_FRICTION), 0.05, tunes=_CHAIN_MOMENTUM),

@@ -244,7 +244,7 @@ def validate_run(method: RunMethod, settings: Settings, lr: float, data: ImageDa
         raise ValueError(f"model={settings.model!r} must return logits (n, {data.num_classes}), got {got}")
     if data.num_classes > 1 and bool((outputs >= 0).all()) and bool(((outputs.sum(1) - 1).abs() < 1e-4).all()):
         raise ValueError(f"model={settings.model!r} must return logits, got probabilities: leave its softmax out")
-    if method.averaging in ("samples", "snapshots") and (statistics := normalisation_buffers(model)):
+    if method.averaging in ("samples", "snapshots", "gaussian") and (statistics := normalisation_buffers(model)):
         raise ValueError(
             f"model={settings.model!r} has running statistics ({statistics[0]}), which belong to one set of weights: "
             "take GroupNorm or LayerNorm, or a loop of your own (PosteriorSamples, buffers='reestimate')"

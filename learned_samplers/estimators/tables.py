@@ -1,0 +1,85 @@
+"""What a table is like, and what is wrong with it: scales, rounding, and columns that are refused by name."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator
+
+
+def rounding(y: np.ndarray) -> float:
+    """Standard deviation of what rounding has taken from these numbers, Δ/√12; 0 where they hardly ever repeat.
+
+    Δ is the smallest difference of two of them. A network that has learned repeated rows would else claim to know
+    integers as exactly as the floor lets it, and lose thousands of nats at a row that contradicts them.
+    """
+    distinct = np.unique(y)
+    repeated = 1 < len(distinct) <= len(y) / 2
+    return float(np.diff(distinct).min()) / math.sqrt(12) if repeated else 0.0
+
+
+def location_and_scale(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means and standard deviations of columns; a constant one is only centred."""
+    size = np.abs(values).max(0)
+    size = np.where(size > 0, size, 1.0)  # of which squares neither overflow nor vanish
+    mean, scale = (values / size).mean(0), (values / size).std(0)
+    return mean * size, np.where(scale > 1e-12 * np.abs(mean), scale * size, 1.0)
+
+
+@contextmanager
+def as_before_on_error(model: BaseEstimator) -> Iterator[None]:
+    """A fit that is refused or broken off leaves what was fitted before, or nothing."""
+    before = dict(model.__dict__)
+    try:
+        yield
+    except BaseException:
+        model.__dict__.clear()
+        model.__dict__.update(before)
+        raise
+
+
+@contextmanager
+def columns_named(X: Any, y: Any = None) -> Iterator[None]:
+    """Where a word, a date or a missing value is refused, name its column of X, or y, as NumPy does not."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        values = np.asarray(X, dtype=object)
+        columns = list(values.T) if values.ndim == 2 else []
+        names = [f"X has a column {name!r}" for name in getattr(X, "columns", range(len(columns)))]
+        if y is not None:
+            columns, names = [*columns, np.ravel(np.asarray(y, dtype=object))], [*names, "y is a column"]
+        for name, column in zip(names, columns, strict=True):
+            if (word := next(filter(_is_word, column), None)) is not None:
+                raise ValueError(
+                    f"{name} of words or dates ({word!r}): make numbers of them, by OneHotEncoder say"
+                ) from error
+            if any(map(is_missing, column)):
+                raise ValueError(
+                    f"{name} with missing or infinite values: fill them in, by SimpleImputer say"
+                ) from error
+        raise
+
+
+def _is_word(value: Any) -> bool:
+    """Whether it is a string that is no number, or a date."""
+    if isinstance(value, str):
+        try:
+            float(value)
+        except ValueError:
+            return True
+    return isinstance(value, datetime.date | datetime.timedelta | np.datetime64 | np.timedelta64)
+
+
+def is_missing(value: Any) -> bool:
+    """Whether it is None, pandas' NA or a number that is not finite."""
+    return (
+        value is None
+        or type(value).__name__ == "NAType"
+        or (isinstance(value, float | np.floating) and not math.isfinite(value))
+    )
