@@ -2,18 +2,23 @@
 
     python tools/ship.py runs/l2e/weights.safetensors l2e              # writes pretrained/l2e.safetensors and .json
     python tools/ship.py runs/l2e/weights.safetensors l2e --out /tmp   # or elsewhere
+    python tools/ship.py runs/l2e/weights.safetensors l2e --replaces pretrained/l2e.safetensors --data ~/data
 
 The card gets a field "law": `check_sampler` on two Gaussians, and of L2E the violation of Assumption 3.1 and what each
 term of a step does (`learned_samplers.learned.law`), at the learning rate that the card recommends. The badge follows
 from it: "O(h)" for a sampler that claims an invariant law (KineticL2E, MetaSGMCMC) whose bias was seen to vanish with
 the step size, else "heuristic". Under "meta_training" stands how to get the weights again: "reproduce" is the command
 of the training. "learned" and "chosen" say in a sentence each what training found and what a person decided.
+
+With --replaces both networks are run on held-out tasks of the new one's training, at its horizon and the best of its
+learning rates. Where the new one's mean NLL is higher by more than two standard errors of the difference, nothing is
+written; else the card has the numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,6 +28,7 @@ from experiments.harness.options import at_least, at_least_one, positive
 from experiments.harness.output import explained
 from experiments.meta_training.cards import without_infinities
 from experiments.meta_training.law import law_of
+from experiments.meta_training.replaced import difference
 
 from learned_samplers.base import validation
 from learned_samplers.learned import weights
@@ -54,13 +60,19 @@ class Options:
     energy: float | None = None
     # Weight file that the meta-training started from; its command and curve go into the card too.
     first_stage: Path | None = None
+    # Weight file that it replaces, to be measured against.
+    replaces: Path | None = None
+    # Held-out tasks of that measurement.
+    tasks: int = 24
+    # Folder of the data files; by default LEARNED_SAMPLERS_DATA, else ~/.cache/learned_samplers.
+    data: str | None = None
     # Folder to write to; by default the package's.
     out: Path = Path(__file__).parents[1] / "pretrained"
 
     def __post_init__(self) -> None:
         positive(self, "lr")
         at_least_one(self, "num_data")
-        at_least(2, self, "coordinates")
+        at_least(2, self, "coordinates", "tasks")
         if self.energy is not None:
             validation.number("energy", self.energy)
 
@@ -69,7 +81,8 @@ def ship(options: Options) -> Path:
     """Measure and write; returns the weight file.
 
     Raises:
-        ValueError, OSError: the weights cannot be read, or are of no learned sampler; nothing is written.
+        ValueError, OSError: the weights cannot be read, are of no learned sampler, or are worse than those that they
+            replace; nothing is written.
     """
     network, card = weights.load(options.source)
     lr = card["defaults"]["lr"] if options.lr is None else options.lr
@@ -78,6 +91,12 @@ def ship(options: Options) -> Path:
         first = weights.load_card(options.first_stage)
         training["first_stage"] = {**first["meta_training"], "curve": first["curve"]}
     said = {name: text for name in ("learned", "chosen") if (text := getattr(options, name)) is not None}
+    if options.replaces is not None:
+        found = difference(options.source, options.replaces, options.tasks, options.data)
+        print(found)
+        if found.worse:
+            raise ValueError(f"replaces={options.replaces}: the new weights are worse, {found}")
+        card["metrics"] = {**card.get("metrics", {}), "replaced": asdict(found)}
     card = {**card, **said, "name": options.name, "meta_training": training, "defaults": {**card["defaults"], "lr": lr}}
     with TemporaryDirectory() as folder:
         file = Path(folder) / "weights.safetensors"

@@ -146,6 +146,28 @@ class HeldOutEvaluation:
         Raises:
             ValueError: the gradients do not pay for the states.
         """
+        best, share_failed = self._best(rule, weights, schedule, lrs)
+        nll, error = torch.tensor(best).mean(0).tolist()
+        return Score(nll, 1 - error, share_failed)
+
+    def losses(self, rule: SamplerRule, weights: Tensor) -> Tensor:
+        """Of each task the NLL at its best learning rate, (tasks,): two samplers' differ by the sampler alone.
+
+        Args: as of `score`.
+
+        Raises:
+            ValueError: as `score`.
+        """
+        return torch.tensor(self._best(rule, weights)[0])[:, 0]
+
+    def _best(
+        self,
+        rule: SamplerRule,
+        weights: Tensor | None,
+        schedule: Schedule | None = None,
+        lrs: Sequence[float] | None = None,
+    ) -> tuple[list[tuple[float, float]], float]:
+        """NLL and error of each task at its best lr, and the share of the runs that failed."""
         lrs = self.lrs if lrs is None else lrs
         own = self._schedule(rule) if schedule is None else schedule
         weights = torch.zeros(0) if weights is None else weights
@@ -155,8 +177,7 @@ class HeldOutEvaluation:
             runs = [self._run(of_run, weights, own, number, replace(config, lr=lr)) for lr in lrs]
             failed += sum(int(nll.isnan().sum()) for nll, _ in runs)
             best.append(min(self._mean(*run) for run in runs))
-        nll, error = torch.tensor(best).mean(0).tolist()
-        return Score(nll, 1 - error, failed / (len(self.configs) * len(lrs) * self.chains))
+        return best, failed / (len(self.configs) * len(lrs) * self.chains)
 
     def _run(
         self, rule: SamplerRule, weights: Tensor, schedule: Schedule, number: int, config: TaskConfig

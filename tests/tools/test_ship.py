@@ -9,6 +9,7 @@ import pytest
 import ship
 import torch
 from experiments.meta_training import law
+from experiments.meta_training.replaced import difference_of, held_out_losses
 
 import pretrained
 from learned_samplers import KineticL2E
@@ -160,3 +161,34 @@ def test_what_cannot_be_shipped_is_refused_and_leaves_nothing(tmp_path):
         with pytest.raises(SystemExit, match=f"error: .*{reason}"):
             ship.main([str(source), "new", *more, "--out", str(tmp_path / "new")])
     assert not (tmp_path / "new").exists()
+
+
+def test_weights_are_measured_against_those_that_they_replace(tmp_path):
+    source = trained(tmp_path / "run")  # one iteration from SGHMC
+    network, card = weights.load(source)
+    with torch.no_grad():
+        network[-1].bias[1] += 1e6  # a constant drift
+    weights.save(tmp_path / "worse.safetensors", network, card)
+    common = ["--replaces", str(source), "--tasks", "8", "--coordinates", "60", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit, match="the new weights are worse"):
+        ship.main([str(tmp_path / "worse.safetensors"), "new", *common])
+    assert not (tmp_path / "new.safetensors").exists()
+    ship.main([str(source), "new", *common])
+    found = weights.load_card(tmp_path / "new.safetensors")["metrics"]["replaced"]
+    assert (found["difference"], found["error"], found["tasks"]) == (0, 0, 8)
+    assert found["new"] == found["former"] < 2.35  # chance is 2.30; a dozen steps
+
+
+@pytest.mark.parametrize(("difference", "worse"), [(-0.1, False), (0.016, False), (0.018, True)])
+def test_worse_is_more_than_two_standard_errors(difference, worse):
+    former = torch.rand(50, dtype=torch.float64)
+    noise = torch.linspace(-0.1, 0.1, 50, dtype=torch.float64)  # two standard errors are 0.0168
+    found = difference_of(former + noise + difference, former)
+    assert found.worse == worse
+    assert found.error == pytest.approx(0.0084, abs=5e-5)
+    assert found.difference == pytest.approx(difference)
+
+
+def test_weights_without_held_out_tasks_are_not_compared(tmp_path):
+    with pytest.raises(ValueError, match="trained on 'gaussians' have no held-out tasks, only paper"):
+        held_out_losses(tmp_path / "any", {"tasks": {"name": "gaussians"}, "horizon": {}}, 2)
