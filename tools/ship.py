@@ -5,10 +5,10 @@
     python tools/ship.py runs/l2e/weights.safetensors l2e --replaces pretrained/l2e.safetensors --data ~/data
 
 The card gets a field "law": `check_sampler` on two Gaussians, and of L2E the violation of Assumption 3.1 and what each
-term of a step does (`learned_samplers.learned.law`), at the learning rate that the card recommends. The badge follows
-from it: "O(h)" for a sampler that claims an invariant law (KineticL2E, MetaSGMCMC) whose bias was seen to vanish with
-the step size, else "heuristic". Under "meta_training" stands how to get the weights again: "reproduce" is the command
-of the training. "learned" and "chosen" say in a sentence each what training found and what a person decided.
+term of a step does, at the learning rate that the card recommends. The badge follows from it: "O(h)" for a sampler that
+claims an invariant law (KineticL2E, MetaSGMCMC) whose bias was seen to vanish with the step size, else "heuristic".
+Under "meta_training" stands how to get the weights again: "reproduce" is the command of the training. "learned" and
+"chosen" say in a sentence each what training found and what a person decided.
 
 With --replaces both networks are run on held-out tasks of the new one's training, at its horizon and the best of its
 learning rates. Where the new one's mean NLL is higher by more than two standard errors of the difference, nothing is

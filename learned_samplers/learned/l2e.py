@@ -323,9 +323,8 @@ class L2E(AveragingSampler):
     Invariant law: none is claimed, and the average is one over a trajectory. Eq. 6 leaves the posterior invariant if α
     and β are the gradients of one function of (θ, r) alone (Assumption 3.1); the network sees running averages and
     minibatch gradients and is not constrained to that. On Gaussians the default weights' variances are far from the
-    target's whatever the step size (`pretrained.card("l2e-gated")`). `learned_samplers.learned.law.l2e_law` says how
-    far given weights stray, and `learned_samplers.learned.measures.assumption_violation` by how much the assumption
-    fails.
+    target's whatever the step size (`pretrained.card("l2e-gated")`). `tools/ship.py` says how far given weights stray,
+    and `learned_samplers.learned.measures.assumption_violation` by how much the assumption fails.
 
     Args:
         params: parameters, named parameters or parameter groups.

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from experiments.meta_training.gaussian import gaussian_law, l2e_law, measured_at
 from learned_samplers import L2E, MetaSGMCMC
 from learned_samplers.learned import weights
 from learned_samplers.learned.cards import registered, sampler_from_card
-from learned_samplers.learned.law import gaussian_law, l2e_law, measured_at
 
 STIFFNESS = (0.03, 0.3)  # lr times the curvatures of the mean loss, from the smallest to the largest
 COORDINATES = 5
@@ -73,7 +73,7 @@ def meta_law(
         "verdict" ("O(h)" if at ε/4 no coordinate's bias, with two standard errors, is above half of the largest at ε
         and ε/2, or above `SMALL`; else "biased") and "reason"; for each step size "lr", "momentum_decay",
         "largest_bias" (of any coordinate), "error" (its standard error) and "kinetic" temperature; and what
-        `learned_samplers.learned.law.measured_at` says.
+        `measured_at` says.
     """
     curvature = torch.linspace(*STIFFNESS, COORDINATES) / lr
     found: dict[str, list[float]] = {"lr": [], "momentum_decay": [], "largest_bias": [], "error": [], "kinetic": []}
