@@ -14,7 +14,10 @@ def rhat(chains: np.ndarray) -> np.ndarray:
 
 
 def effective_size(draws: np.ndarray) -> np.ndarray:
-    """n/(1 + 2Σρ) of every coordinate of one chain (draw, ...), by Geyer's initial positive sequence of pairs."""
+    """n/(1 + 2Σρ) of every coordinate of one chain (draw, ...), by Geyer's initial positive sequence of pairs.
+
+    n where nothing moves.
+    """
     count = len(draws)
     centred = draws - draws.mean(0)
     spectrum = np.abs(np.fft.rfft(centred, 2 * count, axis=0)) ** 2
@@ -23,4 +26,5 @@ def effective_size(draws: np.ndarray) -> np.ndarray:
         rho = covariance / covariance[0]
     pairs = rho[0 : count - 1 : 2] + rho[1:count:2]
     positive = np.cumprod(pairs > 0, 0)
-    return count / np.maximum(2 * (pairs * positive).sum(0) - 1, 1 / count)
+    found = count / np.maximum(2 * (pairs * positive).sum(0) - 1, 1 / count)
+    return np.where(covariance[0] > 0, found, count)

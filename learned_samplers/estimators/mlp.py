@@ -392,7 +392,10 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):
         return -logs.gather(-1, targets.expand(logs.shape[:-1])[..., None])[..., 0]
 
     def _judged(self, outputs: Tensor) -> np.ndarray:
-        return outputs.double().softmax(-1)[..., 0].numpy()
+        # Of the class that the average makes most probable: whether that is settled matters whatever the labels' order.
+        probs = outputs.double().softmax(-1)
+        top = probs.mean(0).argmax(-1)
+        return probs[:, torch.arange(len(top)), top].numpy()
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities of the classes, (rows, classes): the average over the samples."""

@@ -49,6 +49,8 @@ def columns_named(X: Any, y: Any = None) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
+        if "feature names should match" in str(error):
+            raise  # other columns than those of fit, which scikit-learn names
         values = np.asarray(X, dtype=object)
         columns = list(values.T) if values.ndim == 2 else []
         names = [f"X has a column {name!r}" for name in getattr(X, "columns", range(len(columns)))]

@@ -34,7 +34,7 @@ def probabilities(name: str, value: Any, ndim: int = 2) -> Tensor:
     if ndim == 2 and probs.ndim == 1:
         probs = probs.unsqueeze(1)
     if probs.ndim != ndim or 0 in shape:
-        expected = "(N, C), or (N,) for two classes" if ndim == 2 else "(K, N, C)"
+        expected = "(N, C), or (N,) for two classes" if ndim == 2 else "(K, N, C), or (K, N, 1) for two classes"
         raise ValueError(f"{name} must have shape {expected}, without an empty axis; got {shape}")
     # Correctly rounded probabilities sum to one to within a quarter of this.
     tolerance = max(TOLERANCE, torch.finfo(probs.dtype).eps)
@@ -51,7 +51,8 @@ def probabilities(name: str, value: Any, ndim: int = 2) -> Tensor:
     if rows.shape[1] == 1:
         if len(shape) == ndim and bool((rows == 1).all()):
             raise ValueError(
-                f"{name} must have at least two classes, got ones of shape {shape}, as from a softmax of one logit"
+                f"{name} must have at least two classes, got ones of shape {shape}: a softmax of one logit, "
+                f"or a sigmoid that is 1 everywhere, which is accepted as {shape[:-1]}"
             )
         probs = probs.clamp(max=1)
         return torch.cat([1 - probs, probs], -1)

@@ -2,8 +2,8 @@
 
 Throughout, ``probs`` is (N, C): N examples, C classes, rows summing to one (to 1e-3, and 8e-3 in bfloat16); ``labels``
 is (N,), integers in [0, C). Of two classes (N,) or (N, 1) will do, the probabilities of class 1, as ``output="binary"``
-predicts them. Tensors and NumPy arrays are taken; sums run in float64; scores are Python floats. Every function raises
-TypeError or ValueError naming the argument that is not as said here.
+predicts them. Tensors and NumPy arrays are taken; sums run in float64, but for `ece` and the AUROCs; scores are Python
+floats. Every function raises TypeError or ValueError naming the argument that is not as said here.
 
 A probability of exactly zero (float32 underflows below 1e-45) would make a logarithm infinite. Under a logarithm
 probabilities are therefore floored at 1.2e-38, the smallest normal float32: an example whose label was given
@@ -128,7 +128,7 @@ def ambiguity(sample_probs: Any, labels: Any) -> float:
         sample_probs: (K, N, C), as for `pairwise_kld`; of one sample it is 0.
     """
     p = probabilities("sample_probs", sample_probs, ndim=3)
-    return sum(nll(single, labels) for single in p) / len(p) - nll(p.mean(0), labels)
+    return max(sum(nll(single, labels) for single in p) / len(p) - nll(p.mean(0), labels), 0.0)
 
 
 def mutual_information(sample_probs: Any) -> Tensor:
@@ -187,7 +187,13 @@ def information_auroc(sample_probs: Any, ood_sample_probs: Any) -> float:
         sample_probs: (K, N, C) on in-distribution examples, as for `mutual_information`.
         ood_sample_probs: (K, N', C) on out-of-distribution examples.
     """
-    most = math.log(probabilities("sample_probs", sample_probs, ndim=3).shape[-1])
+    (*_, classes), (*_, others) = (
+        probabilities(name, value, ndim=3).shape
+        for name, value in (("sample_probs", sample_probs), ("ood_sample_probs", ood_sample_probs))
+    )
+    if classes != others:
+        raise ValueError(f"ood_sample_probs must have the {classes} classes of sample_probs, got {others}")
+    most = math.log(classes)
     inside, outside = (1 - mutual_information(each) / most for each in (sample_probs, ood_sample_probs))
     return _auroc(inside, outside)
 

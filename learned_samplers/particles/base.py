@@ -158,7 +158,8 @@ class ParticleSampler(Sampler):
 
         Args:
             closure: returns the losses of every particle, (M,) for one target or (K, M) for K, with their graph: it
-                neither reduces them over particles nor calls ``backward``. A list of K losses (M,) does as well, and
+                neither reduces them over particles nor calls ``backward``, and a particle's loss depends on that
+                particle alone (no means across particles). A list of K losses (M,) does as well, and
                 is faster where there are many heads. Where the kernel acts on features it returns the pair
                 (losses, features), features being (M, ...).
 
@@ -226,7 +227,13 @@ class ParticleSampler(Sampler):
 
     def _roles(self, result: Any) -> list[Role]:
         """The trunk and the heads with their gradients, from what the closure returned."""
-        losses, features = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+        with_features = getattr(self, "kernel_on", None) == "features"
+        if isinstance(result, tuple) and not (with_features and len(result) == 2):
+            raise TypeError(
+                f"the closure returned a tuple of {len(result)}: several losses go into a list or one tensor (K, M); "
+                "(losses, features) is for kernel_on='features'"
+            )
+        losses, features = result if isinstance(result, tuple) else (result, None)
         losses = validate_losses(losses, self.num_particles, several=self.several_targets)
         tasks = self._tasks(len(losses))
         trunk, heads = self._named("task", None), {task: self._named("task", task) for task in tasks}

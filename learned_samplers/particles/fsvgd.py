@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +14,17 @@ from learned_samplers.base.operations import as_number
 from learned_samplers.particles.base import ParticleSampler, Role
 from learned_samplers.particles.base_optimizer import BaseOptimizer
 from learned_samplers.particles.directions import repulsion, svgd_direction
-from learned_samplers.particles.gradients import checked_gradient, flat_buffers, validate_losses, validate_outputs
+from learned_samplers.particles.gradients import (
+    checked_gradient,
+    flat_buffers,
+    gradients_of,
+    validate_losses,
+    validate_outputs,
+)
 from learned_samplers.particles.kernels import RBF, Kernel, check_kernel
+
+#: Relative difference of two gradients that is more than rounding, in single precision and under autocast.
+BYPASS = 1e-2
 
 
 class FSVGD(ParticleSampler):
@@ -21,9 +32,9 @@ class FSVGD(ParticleSampler):
 
     Function-space particle optimisation by SVGD (Wang, Ren, Zhu and Zhang, ICLR 2019).
 
-    With f the outputs of particle i on a measurement set
-    (the minibatch and draws of ν, see `function_space.measurement_set`), loss the mean negative log-likelihood of the
-    minibatch and log p(f) the function-space prior:
+    With f the outputs of particle i on a measurement set (the minibatch and further inputs, see
+    `function_space.measurement_set`), loss the mean negative log-likelihood of the minibatch and log p(f) the
+    function-space prior:
 
         sⱼ = −N·∂lossⱼ/∂fⱼ + ∂log p(fⱼ)/∂fⱼ
         vᵢ = (1/M) Σⱼ [k(fⱼ, fᵢ) sⱼ + T ∂k(fⱼ, fᵢ)/∂fⱼ],    θᵢ ← θᵢ + (lr/N)·(∂fᵢ/∂θᵢ)ᵀ vᵢ
@@ -86,8 +97,8 @@ class FSVGD(ParticleSampler):
             What the closure returned, detached.
 
         Raises:
-            TypeError, ValueError: as for `ParticleSampler.step`, or the outputs or the prior have another shape, or the
-                losses are not computed from the outputs.
+            TypeError, ValueError: as for `ParticleSampler.step`, or the outputs or the prior have another shape, or a
+                part of the losses or the prior is not computed from the outputs (looked at in the first step).
             FloatingPointError: a loss, the prior, a gradient or a direction is not finite. Nothing has changed after
                 any of these.
         """
@@ -101,9 +112,12 @@ class FSVGD(ParticleSampler):
         if not network:
             raise ValueError("every parameter belongs to the likelihood or is frozen; FSVGD needs the network's")
         wanted = [outputs, *(p for _, p in likelihood)]
-        by_output, *own = torch.autograd.grad(losses.sum(), wanted, retain_graph=True, allow_unused=True)
+        by_output, *own = gradients_of(losses.sum(), wanted)
         if by_output is None:
             raise ValueError("the losses must be computed from the outputs that the closure returns beside them")
+        if not self.step_count:
+            total = losses.sum() if log_prior is None else losses.sum() - log_prior.sum()
+            _refuse_bypass(total, outputs, network)
         score = -num_data * by_output
         if log_prior is not None:
             score += _prior_score(log_prior, outputs)
@@ -149,3 +163,16 @@ def _prior_score(log_prior: Tensor, outputs: Tensor) -> Tensor:
     if score is None:
         raise ValueError("log_prior must be computed from the outputs that the closure returns beside it")
     return score
+
+
+def _refuse_bypass(total: Tensor, outputs: Tensor, network: Sequence[tuple[str, Tensor]]) -> None:
+    """ValueError where a part of the losses or of the prior does not pass through the outputs: it would be lost."""
+    params = [p for _, p in network]
+    grad = partial(torch.autograd.grad, retain_graph=True, allow_unused=True, materialize_grads=True)
+    whole, through = grad(total, params), grad(outputs, params, grad(total, outputs)[0])
+    for (name, _), one, other in zip(network, whole, through, strict=True):
+        if not (one - other).norm() <= BYPASS * (one.norm() + other.norm()):
+            raise ValueError(
+                f"the losses or log_prior depend on parameter {name} other than through the outputs: FSVGD's prior is "
+                "on functions, and a penalty on weights has no part in it"
+            )

@@ -52,6 +52,18 @@ def validate_graph(name: str, value: Tensor) -> None:
         raise ValueError(f"no graph under {name}: return them from the closure before any backward() or detach()")
 
 
+def gradients_of(total: Tensor, wanted: Sequence[Tensor], *, retain_graph: bool = True) -> tuple[Tensor | None, ...]:
+    """`torch.autograd.grad`, None for what takes no part; ValueError where the closure has freed the graph."""
+    try:
+        return torch.autograd.grad(total, wanted, retain_graph=retain_graph, allow_unused=True)
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
+        raise ValueError(
+            "the graph under the losses is freed: return them before any backward(), the sampler takes the gradients"
+        ) from error
+
+
 def task_gradients(
     losses: Sequence[Tensor], trunk: Named, heads: Mapping[int, Named], *, keep_graph: bool
 ) -> tuple[list[Tensor], dict[int, list[Tensor]]]:
@@ -67,7 +79,7 @@ def task_gradients(
         head = heads.get(k, ())
         wanted = [p for _, p in (*trunk, *head)]
         last = k == len(losses) - 1 and not keep_graph
-        grads = torch.autograd.grad(loss.sum(), wanted, retain_graph=not last, allow_unused=True) if wanted else ()
+        grads = gradients_of(loss.sum(), wanted, retain_graph=not last) if wanted else ()
         shared.append(list(grads[: len(trunk)]))
         own[k] = [
             checked_gradient(name, grad, f"loss {k}")[None]

@@ -106,7 +106,7 @@ class Chains(nn.Module):
             raise ValueError("networks have no parameter that requires a gradient")
         self.count = len(networks)
         self._averaged = False  # whether that was told
-        self._network = [copy.deepcopy(first).to("meta")]  # in a list: its weights are not this module's
+        self._network = [_empty_copy(first, "meta")]  # in a list: its weights are not this module's
         self._plan = _plan(first)
         self._sequence = _sequence(self._plan or [], self.names)
         self.separate = separate
@@ -163,7 +163,15 @@ class Chains(nn.Module):
         def one(own: Tensors) -> Any:
             return functional_call(network, {**own, **shared}, inputs, keywords)
 
-        return torch.vmap(one, randomness="different")(weights)
+        try:
+            return torch.vmap(one, randomness="different")(weights)
+        except RuntimeError as error:
+            if "vmap" not in str(error) and "atching rule" not in str(error):
+                raise
+            raise RuntimeError(
+                f"torch.vmap cannot run {type(network).__name__} ({str(error).splitlines()[0]}): sample each chain by "
+                "itself, and join their samples by `PosteriorSamples.merge`"
+            ) from error
 
     def _products(self, weights: Tensors, x: Tensor) -> Tensor:
         """The forward of linear layers and activations as batched matrix products."""
@@ -259,7 +267,7 @@ class Chains(nn.Module):
         network = getattr(samples, "model", None)
         if network is not self:
             raise ValueError(f"samples must be of these chains, got samples of {type(network).__name__}")
-        model = copy.deepcopy(self._network[0]).to_empty(device=self.tensors[0].device)
+        model = _empty_copy(self._network[0], self.tensors[0].device)
         shapes = {name: list(p.shape[1:]) for name, p in zip(self.names, self._scales(), strict=True)}
         store = _Unstacked(samples._store, self)
         with torch.no_grad():
@@ -292,6 +300,15 @@ class _Unstacked:
             own = all_chains[f"tensors.{k * self._count + chain}"] if self._count else all_chains[f"tensors.{k}"][chain]
             found[name] = own * scale[chain].to(own)
         return found
+
+
+def _empty_copy(network: nn.Module, device: torch.device | str) -> nn.Module:
+    """A copy without values on a device, in which tied weights stay one tensor, as they do not in ``Module.to``."""
+    memo: dict[int, Any] = {}
+    for tensor in (*network.parameters(), *network.buffers()):
+        empty = torch.empty_like(tensor, device=device)
+        memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    return copy.deepcopy(network, memo)
 
 
 def _plan(network: nn.Module) -> list[Any] | None:

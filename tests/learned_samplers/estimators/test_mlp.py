@@ -262,3 +262,17 @@ def test_tables_in_double_precision_by_default_and_constant_targets():
         torch.set_default_dtype(before)
     assert np.abs(mean - 5e-6).max() < 5e-6
     assert std.max() < 5e-6
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        (pd.DataFrame({"a": [1.0], "b": [2.0], "id": ["A17"]}), "unseen at fit time:\n- id"),
+        (pd.DataFrame({"a": [np.nan], "c": [2.0]}), "unseen at fit time:\n- c"),
+    ],
+)
+def test_other_columns_than_those_of_fit_are_named_not_their_words(other, named):
+    frame = pd.DataFrame({"a": np.linspace(0, 1, 20), "b": np.linspace(1, 0, 20) ** 2})
+    model = BayesianMLPRegressor(**SMALL).fit(frame, frame["a"])
+    with pytest.raises(ValueError, match=named):
+        model.predict(other)

@@ -196,3 +196,10 @@ def test_rows_may_sum_to_one_as_closely_as_their_dtype_allows(dtype, allowed):
 def test_labels_may_be_unsigned(dtype):
     probs, labels = torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 1]).to(dtype)
     assert metrics.accuracy(probs, labels) == 1.0
+
+
+def test_equal_samples_have_no_ambiguity():
+    """Rounding alone made it −4e-16."""
+    probs = torch.softmax(torch.randn(50, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), 1)
+    for count in range(2, 8):
+        assert 0 <= metrics.ambiguity(probs.expand(count, -1, -1), torch.zeros(50, dtype=torch.long)) < 1e-12

@@ -196,6 +196,11 @@ def refused(sampler, closure, error, named):
     assert str(sampler.state_dict()) == state
 
 
+def backward_before(losses):
+    losses.sum().backward()
+    return losses
+
+
 def no_batch(losses):
     raise KeyError("no such batch")
 
@@ -214,6 +219,9 @@ def no_batch(losses):
         (lambda v: v * NAN, FloatingPointError, "losses"),
         (lambda v: None, TypeError, "losses"),
         (no_batch, KeyError, "no such batch"),
+        (backward_before, ValueError, "before any backward"),
+        (lambda v: (v, v), TypeError, "tuple of 2: several losses go into a list"),
+        (lambda v: (v,) * 3, TypeError, "tuple of 3: several losses go into a list"),
         (None, ValueError, "closure"),
         (lambda v: energies("SVGD", w()).expand_as(v), ValueError, "'x' takes no part"),
         (lambda v: v + 0 * v.detach(), ValueError, "'idle' takes no part"),
@@ -300,16 +308,20 @@ def test_steps_of_one():
         (lambda l, f, p: (l, f, p.detach()), ValueError, "log_prior"),
         (lambda l, f, p: (l, f, p * NAN), FloatingPointError, "log_prior"),
         (lambda l, f, p: (l * NAN, f, p), FloatingPointError, "losses"),
+        (lambda l, f, p: (backward_before(l), f, p), ValueError, "before any backward"),
+        (lambda l, f, p, x: (l + 0.1 * x.square().sum(1), f), ValueError, "'x' other than through the outputs"),
+        (lambda l, f, p, x: (l, f, p - x.square().sum(1)), ValueError, "'x' other than through the outputs"),
     ],
 )
 def test_closures_of_functions(spoil, error, named):
     x = w(4, 3)
+    more = (x,) * (spoil.__code__.co_argcount - 3)
 
     def closure():
         outputs = x * 1.0
-        return spoil(outputs.square().sum(1), outputs, -outputs.square().sum(1))
+        return spoil(outputs.square().sum(1), outputs, -outputs.square().sum(1), *more)
 
-    refused(ps.FSVGD([x], 0.1, 20, base_optimizer=ADAM), closure, error, named)
+    refused(ps.FSVGD([("x", x)], 0.1, 20, base_optimizer=ADAM), closure, error, named)
 
 
 def test_steps_of_functions():

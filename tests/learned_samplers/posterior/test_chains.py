@@ -394,3 +394,42 @@ def test_losses_that_are_averaged_over_the_chains_are_told_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         losses().mean().backward()
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.inner = nn.Embedding(10, 6), nn.Linear(6, 6)
+        self.out = nn.Linear(6, 10, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, x):
+        return self.out(self.inner(self.words(x)).tanh()).mean(1)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_tied_weights_stay_one(separate):
+    networks, x = [Tied() for _ in range(K)], torch.randint(10, (7, 5))
+    chains = Chains(networks, separate=separate)
+    posterior = PosteriorSamples(chains, sampler := SGHMC(chains.parameters(), lr=0.05, num_data=N))
+    torch.testing.assert_close(chains(x), torch.stack([each(x) for each in networks]))
+    chains.losses(nn.functional.cross_entropy, chains(x), torch.arange(7)).sum().backward()
+    sampler.step()
+    samples = chains.split(posterior)
+    assert samples.model.out.weight is samples.model.words.weight
+    torch.testing.assert_close(samples.predict_samples(x, output="regression"), chains(x).detach())
+
+
+def test_networks_that_vmap_cannot_run_are_named():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.LSTM(4, 3)
+
+        def forward(self, x):
+            return self.cell(x)[0]
+
+    with pytest.raises(RuntimeError, match=r"vmap cannot run Recurrent .*lstm.*join their samples"):
+        Chains(ensemble(Recurrent, K))(X)
+    with pytest.raises(RuntimeError, match=r"^mat1 and mat2|size"):  # torch's own stay as they are
+        Chains(ensemble(Residual, K))(torch.randn(3, 5))
