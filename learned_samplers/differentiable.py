@@ -18,7 +18,6 @@ import torch
 from learned_samplers.base.guards.precision import has_master
 from learned_samplers.base.optional import require
 from learned_samplers.base.sampler import Sampler
-from learned_samplers.classical.mclmc import MCLMC, joined, step_length
 from learned_samplers.learned.meta_sgmcmc import MetaSGMCMC
 
 if TYPE_CHECKING:
@@ -110,42 +109,9 @@ class DifferentiableMetaSGMCMC(DifferentiableSampler):
         return {"energy": self._energies[index], "detach_inputs": self._detach}
 
 
-class DifferentiableMCLMC(DifferentiableSampler):
-    """The differentiable `MCLMC`, for one chain, without ``preconditioner`` and ``energy_target``."""
-
-    loss_is_enough = True  # the twin reports no energy errors, which is all that MCLMC needs the loss for
-
-    def __init__(self, other: MCLMC, *args: Any, **kwargs: Any):
-        if other.badge == "heuristic":
-            raise ValueError("MCLMC must have preconditioner='none' and energy_target=None in higher")
-        super().__init__(other, *args, **kwargs)
-
-    def _update(self, grouped_grads: Any, **kwargs: Any) -> None:
-        sampler, moved = self._sampler, []
-        for index, (group, grads) in enumerate(zip(self.param_groups, grouped_grads, strict=True)):
-            moved += [(index, i, group, g) for i, g in enumerate(grads) if g is not None]
-            for i in (i for i, g in enumerate(grads) if g is None):
-                self._missing(index, i)
-            group["step"] += 1
-        params = [group["params"][i] for _, i, group, _ in moved]
-        size = sum(p.numel() for p in params)
-        states = [self.state[index][i] for index, i, *_ in moved]
-        kept = [state.get("direction") for state in states]
-        fresh = [sampler.noise_like(p.detach()) if u is None else p.detach() for u, p in zip(kept, params, strict=True)]
-        hyper = sampler.hyper(self.param_groups[0], keep_tensors=True)
-        step_size = [step_length(g["lr"], g["num_data"], g["temperature"], size) for _, _, g, _ in moved]
-        noise, before = [sampler.noise_like(p.detach()) for p in params], joined(kept, fresh, size)
-        after, directions, _ = sampler.rule(
-            params, [g for *_, g in moved], noise, before, step_size, size=size, **hyper
-        )
-        for (_, i, group, _), state, p, direction in zip(moved, states, after, directions, strict=True):
-            group["params"][i], state["direction"] = p, direction
-
-
 def register(sampler: type[Sampler]) -> None:
     """Make a class of samplers known to ``higher``; its rule must be out of place with the default ``ops``."""
-    twins = {MetaSGMCMC: DifferentiableMetaSGMCMC, MCLMC: DifferentiableMCLMC}
-    twin = next((twin for cls, twin in twins.items() if issubclass(sampler, cls)), DifferentiableSampler)
+    twin = DifferentiableMetaSGMCMC if issubclass(sampler, MetaSGMCMC) else DifferentiableSampler
     higher.register_optim(sampler, twin)
 
 

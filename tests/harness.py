@@ -68,7 +68,6 @@ _CHOSEN: dict[str, Make] = {
     "AdaptedSGHMC-matrix": _maker(AdaptedSGHMC, warmup_steps=4, mass="matrix", eps=0.1),
     "AdaptedSGHMC-adam": _maker(AdaptedSGHMC, warmup_steps=4, warmup=torch.optim.Adam, mass="diagonal", eps=0.1),
     "MCLMC-noise": _maker(MCLMC, preconditioner="gradient_noise"),
-    "MCLMC-control": _maker(MCLMC, energy_target=1e-3),
     "HMC": _maker(HMC, leapfrog_steps=3),
     "IVON": _maker(IVON),
     "IVON-clipped": _maker(IVON, clip_radius=1.0, rescale_lr=False, draws=2),
@@ -94,7 +93,7 @@ LEARNED = frozenset(name for name, make in SAMPLERS.items() if issubclass(make.c
 #: Those whose rule takes a tensor for one matrix, and so no leading axes.
 OF_MATRICES = frozenset({"WhitenedSGHMC", "AdaptedSGHMC-matrix"})
 #: Those that cannot step without a closure.
-NEED_CLOSURE = frozenset({"HMC", "MCLMC", "MCLMC-noise", "MCLMC-control", "PSGLD-probe", "KineticL2E", "MetaSGMCMC"})
+NEED_CLOSURE = frozenset({"HMC", "MCLMC", "MCLMC-noise", "PSGLD-probe", "KineticL2E", "MetaSGMCMC"})
 #: Those that take their gradients at drawn weights: a step needs a closure, or a block in which they are drawn.
 NEED_DRAWS = frozenset({"IVON", "IVON-clipped"})
 #: Those that higher, torch.compile and a step without a closure are for.

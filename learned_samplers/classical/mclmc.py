@@ -11,15 +11,17 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
-from learned_samplers.base.guards.broken_off import putting_back
 from learned_samplers.base.operations import as_number, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs, as_loss, chains_of
 from learned_samplers.classical import mclmc_energy as energy_errors
-from learned_samplers.classical.full_data import LIKELY, OTHER_DATA
+from learned_samplers.classical.full_data import LIKELY
 from learned_samplers.classical.layout import Layout
 
 Tensors = Sequence[Tensor]
+
+#: Rate of the running averages of ``preconditioner``, once 1/RATE steps are over.
+RATE = 0.01
 
 
 def mclmc_rule(
@@ -36,6 +38,8 @@ def mclmc_rule(
 ) -> tuple[list[Tensor], list[Tensor], tuple[Tensor, Tensor]]:
     """A turn, half a move, refresh, half a move: one step of microcanonical Langevin dynamics with one gradient.
 
+    The refresh within the move keeps stiff directions unbiased, as in `BAOA`.
+
     Every argument is a list over all tensors of a chain, each with ``batch_axes`` leading axes of chains; ``size`` is
     d, the coordinates of one chain. ``step_size`` is σ, a number or a tensor for each: the length of the step is that
     of σ·u, u a unit vector of all tensors together. ``energy`` is what `energy_force` takes.
@@ -45,9 +49,12 @@ def mclmc_rule(
     """
     force = energy_force(params, gradients, step_size, **energy)
     direction, before = turn(normalise(direction, batch_axes), force, 0.5, size, batch_axes)
-    settings = {"momentum_decay": momentum_decay, "size": size, "batch_axes": batch_axes}
-    params, direction, after = depart(params, noise, direction, force, step_size, **settings)
-    return params, direction, (before, after)
+    old, after = turn(direction, force, 0.5, size, batch_axes)
+    keep = 1 - momentum_decay
+    spread = scalar_sqrt((1 - keep * keep) / size)
+    direction = normalise([keep * u + spread * z for u, z in zip(old, noise, strict=True)], batch_axes)
+    moves = zip(params, step_size, old, direction, strict=True)
+    return [p + (0.5 * s) * (u + new) for p, s, u, new in moves], direction, (before, after)
 
 
 def turn(
@@ -70,29 +77,6 @@ def turn(
     turned = [per_chain(along, e) * e + per_chain(across, u) * u for e, u in zip(unit, direction, strict=True)]
     growth = delta - math.log(2) + torch.log(1 + cosine + (1 - cosine) * zeta**2)
     return normalise(turned, batch_axes), (size - 1) * growth
-
-
-def depart(
-    params: Tensors,
-    noise: Tensors,
-    direction: Tensors,
-    force: Tensors,
-    step_size: Sequence[Any],
-    *,
-    momentum_decay: Any,
-    size: int,
-    batch_axes: int = 0,
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Half a turn;  θ ← θ + σ/2·u;  u ← normalise[(1−a)·u + √((1−(1−a)²)/d)·ξ];  θ ← θ + σ/2·u.
-
-    The last answer is `turn`'s growth. The refresh within the move keeps stiff directions unbiased, as in `BAOA`.
-    """
-    before, growth = turn(direction, force, 0.5, size, batch_axes)
-    keep = 1 - momentum_decay
-    spread = scalar_sqrt((1 - keep * keep) / size)
-    direction = normalise([keep * u + spread * z for u, z in zip(before, noise, strict=True)], batch_axes)
-    moves = zip(params, step_size, before, direction, strict=True)
-    return [p + (0.5 * s) * (u + new) for p, s, u, new in moves], direction, growth
 
 
 def energy_force(
@@ -172,8 +156,8 @@ class MCLMC(Sampler):
     1 − a its correlation from step to step. (In the literature's terms the step length is σ and L = −σ/log(1−a).)
 
     Invariant law with the full data: exp(−U/T) up to O(lr), for d ≥ 2. Minibatch noise turns the direction as if it
-    were energy, and nothing damps it: then there is no law to claim, and the two options below are heuristics, after
-    pSMILE (Sommer et al., arXiv 2602.06500). Without them a step is refused where the losses of the last 20 steps did
+    were energy, and nothing damps it: then there is no law to claim, and ``preconditioner`` is a heuristic, after
+    pSMILE (Sommer et al., arXiv 2602.06500). Without it a step is refused where the losses of the last 20 steps did
     not change as their gradients say: ΔE² above half of the squared changes of U/T and of the kinetic energy, with ΔE
     above 1e-4 of U/T and above 0.1. That is a fresh minibatch, dropout, or an lr that is far too large. The closure
     returns the loss, as for `HMC`: a scalar, or losses (M,) for M chains along the parameters' leading axis, each with
@@ -191,20 +175,11 @@ class MCLMC(Sampler):
         preconditioner: "none", or "gradient_noise": σ is divided by ŝ, the standard deviation of each weight's gradient
             over its root mean square, from running averages (rate 0.01), within [1/10, 10]. It makes the gradient noise
             isotropic. It never stops moving: heuristic.
-        energy_target: wanted mean of ΔE²/d; None controls nothing. A step then evaluates the closure twice, at both
-            ends, on the *same* minibatch (torch's random numbers are replayed; a closure that takes the next one from
-            an iterator is refused after some twenty steps). lr is multiplied by `lr_factor`, which follows the 0.98
-            quantile of |ΔE|, by a Gamma distribution fitted to its running moments; a step beyond that quantile is
-            undone and its direction reversed: heuristic.
-
-    Attributes:
-        lr_factor: what ``energy_target`` multiplies every group's lr by; 1 without it.
-        undone_share: share of the steps that were undone.
 
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type; a step without a closure; fewer than two
             weights in a chain; losses whose shape is neither () nor the parameters' leading axis; a closure that is not
-            deterministic, without the options for that (nothing has changed by that step).
+            deterministic, without ``preconditioner`` (nothing has changed by that step).
     """
 
     needs_closure = True
@@ -230,7 +205,6 @@ class MCLMC(Sampler):
         *,
         momentum_decay: float = 0.1,
         preconditioner: str = "none",
-        energy_target: float | None = None,
         temperature: float = 1.0,
         prior_precision: float = 0.0,
         foreach: bool | None = None,
@@ -245,9 +219,7 @@ class MCLMC(Sampler):
         validation.positive("temperature", group["temperature"])
         validation.fraction("momentum_decay", group["momentum_decay"], open_left=True)
         validation.one_of("preconditioner", group["preconditioner"], ("none", "gradient_noise"))
-        if group["energy_target"] is not None:
-            validation.positive("energy_target", group["energy_target"])
-        validation.same_in_all_groups(self, group, (*self.hyperparameters, "preconditioner", "energy_target"))
+        validation.same_in_all_groups(self, group, (*self.hyperparameters, "preconditioner"))
 
     def _common(self, key: str) -> Any:
         """What all groups have in common; a group may have been given it, where the sampler was not."""
@@ -255,8 +227,7 @@ class MCLMC(Sampler):
 
     @property
     def badge(self) -> str:  # type: ignore[override]
-        plain = self._common("preconditioner") == "none" and self._common("energy_target") is None
-        return "O(h)" if plain else "heuristic"
+        return "O(h)" if self._common("preconditioner") == "none" else "heuristic"
 
     @property
     def state_names(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -273,9 +244,7 @@ class MCLMC(Sampler):
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
         """Compute the whole step; each group's ``prepared`` holds its new parameters and state."""
-        replay = {} if self._common("energy_target") is None else self.global_rng_state()
         evaluation = super().evaluate(closure)
-        assert closure is not None
         loss = as_loss(evaluation.loss)
         params = [p for inputs in evaluation.groups for p in inputs.params]
         chains = chains_of(loss, params)
@@ -284,18 +253,10 @@ class MCLMC(Sampler):
         if size < 2:
             raise ValueError(f"params must have at least 2 weights a chain for MCLMC, got {size}")
         with self.restored_on_error() as evaluation.restore:
-            self._prepare(self._again(closure, replay), evaluation, loss, params, size, batch_axes)
+            self._prepare(evaluation, loss, params, size, batch_axes)
         return evaluation
 
-    def _prepare(
-        self,
-        again: Callable[[], Any],
-        evaluation: Evaluation,
-        loss: Tensor,
-        params: list[Tensor],
-        size: int,
-        batch_axes: int,
-    ) -> None:
+    def _prepare(self, evaluation: Evaluation, loss: Tensor, params: list[Tensor], size: int, batch_axes: int) -> None:
         """Draw the noise and compute the new values, which `advance` then writes into the parameters and the state."""
         members = [
             (g, p) for g, inputs in zip(self.param_groups, evaluation.groups, strict=True) for p in inputs.params
@@ -305,29 +266,20 @@ class MCLMC(Sampler):
         state = {name: layout.laid(self._peek(members, name, size)) for name in self.state_names}
         noise = layout.laid(self.noise_for(params, self.hyper(self.param_groups[0])) or [])
         numbers = [{name: as_number(g[name]) for name in ("lr", "num_data", "temperature")} for g, _ in members]
-        factor = math.sqrt(self.lr_factor)
-        step_size = layout.one_each([factor * step_length(**of_group, size=size) for of_group in numbers])
+        step_size = layout.one_each([step_length(**of_group, size=size) for of_group in numbers])
         if "noise_square" in state:
-            rate = max(energy_errors.RATE, 1 / (self.step_count + 1))
+            rate = max(RATE, 1 / (self.step_count + 1))
             averages = (state["mean_gradient"], state["noise_square"])
             mean, square, scale = noise_scale(gradients, *averages, rate=rate, batch_axes=batch_axes)
             state |= {"mean_gradient": mean, "noise_square": square}
             step_size = [s / one for s, one in zip(step_size, scale, strict=True)]
         hyper = {**self.hyper(self.param_groups[0]), "size": size, "batch_axes": batch_axes}
-        if self._common("energy_target") is None:
-            start = layout.laid(params)
-            moved, direction, growth = mclmc_rule(start, gradients, noise, state["direction"], step_size, **hyper)
-            first = self.param_groups[0]
-            first["tally"] = energy_errors.complete(
-                first["tally"], self._potential(loss, params, batch_axes), growth, size
-            )
-            if self.badge != "heuristic":
-                self._refuse_random()
-        else:
-            moved, direction = self._closed_step(
-                again, loss, layout, gradients, noise, state["direction"], step_size, hyper
-            )
-        state["direction"] = direction
+        start = layout.laid(params)
+        moved, state["direction"], growth = mclmc_rule(start, gradients, noise, state["direction"], step_size, **hyper)
+        first, potential = self.param_groups[0], self._potential(loss, params, batch_axes)
+        first["tally"] = energy_errors.complete(first["tally"], potential, growth, size)
+        if self.badge != "heuristic":
+            self._refuse_random()
         after = iter(zip(*map(layout.apart, (moved, *(state[name] for name in self.state_names))), strict=True))
         for inputs in evaluation.groups:
             inputs.prepared = [next(after) for _ in inputs.params]
@@ -335,21 +287,13 @@ class MCLMC(Sampler):
     def _refuse_random(self) -> None:
         """Raise ValueError if the losses of the last steps do not change as their gradients say."""
         tally = self.param_groups[0]["tally"]
-        controlled = self._common("energy_target") is not None
-        # Control keeps deterministic steps below 0.2; where the target itself is far too large they may reach 0.8.
-        if not energy_errors.is_random(tally, 0.9 if controlled else 0.5):
-            return
-        advice = (
-            OTHER_DATA
-            if controlled
-            else f"{LIKELY}; for minibatches take preconditioner= or energy_target= (heuristic). If it is "
-            "deterministic, lr is far too large"
-        )
-        raise ValueError(
-            f"the closure is not deterministic: over the last steps {100 * tally['unexplained']:.0f} % of what "
-            f"U/T changed by was not along its gradients, and MCLMC has no law then. Most likely {advice}. Nothing was "
-            "changed"
-        )
+        if energy_errors.is_random(tally):
+            raise ValueError(
+                f"the closure is not deterministic: over the last steps {100 * tally['unexplained']:.0f} % of what "
+                f"U/T changed by was not along its gradients, and MCLMC has no law then. Most likely {LIKELY}; for "
+                "minibatches take preconditioner= (heuristic). If it is deterministic, lr is far too large. Nothing "
+                "was changed"
+            )
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         if not inputs.params:
@@ -379,59 +323,6 @@ class MCLMC(Sampler):
         mean = sum(x.sum().item() for x in known) / sum(x.numel() for x in known)
         return [v + mean if x is None else v for x, v in zip(kept, values, strict=True)]
 
-    def _again(self, closure: Callable[[], Any], replay: dict[str, Tensor]) -> Callable[[], Any]:
-        """The closure with the random numbers of its first evaluation: the same minibatch and dropout."""
-
-        def repeated() -> Any:
-            after = self.global_rng_state()
-            self.set_rng_state(replay)
-            try:
-                return self.call(closure)
-            finally:
-                self.set_rng_state(after)
-
-        return repeated
-
-    def _closed_step(
-        self,
-        closure: Callable[[], Any],
-        loss: Tensor,
-        layout: Layout,
-        gradients: list[Tensor],
-        noise: list[Tensor],
-        direction: list[Tensor],
-        step_size: list[Any],
-        hyper: dict[str, Any],
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Half a turn, move and refresh, half a turn with the new gradient; undone where ΔE is too large."""
-        axes, size, params = hyper["batch_axes"], hyper["size"], layout.params
-        target = {name: hyper[name] for name in ("num_data", "temperature", "prior_precision")}
-        direction = normalise(direction, axes)
-        start, kept = [x.clone() for x in layout.laid(params)], [p.grad for p in params]
-        before = self._potential(loss, start, axes)
-        force = energy_force(start, gradients, step_size, **target)
-        settings = {"momentum_decay": hyper["momentum_decay"], "size": size, "batch_axes": axes}
-        moved, turned, first = depart(start, noise, direction, force, step_size, **settings)
-        try:
-            torch._foreach_copy_(params, layout.apart(moved))
-            end = as_loss(self.call(closure))  # those of the start are not written into
-            found = layout.laid([p.grad for p in params])  # type: ignore[misc]
-            turned, second = turn(turned, energy_force(moved, found, step_size, **target), 0.5, size, axes)
-            after = self._potential(end, moved, axes)
-        finally:
-            with putting_back(self):
-                torch._foreach_copy_(params, layout.apart(start))
-                for p, gradient in zip(params, kept, strict=True):
-                    p.grad = gradient
-        group = self.param_groups[0]
-        group["tally"], undone = energy_errors.control(
-            group["tally"], after - before, first + second, after, size, group["energy_target"]
-        )
-        self._refuse_random()
-        moved = [torch.where(per_chain(undone, p) > 0, p, value) for p, value in zip(start, moved, strict=True)]
-        turned = [torch.where(per_chain(undone, u) > 0, -u, new) for u, new in zip(direction, turned, strict=True)]
-        return moved, turned
-
     def _potential(self, loss: Tensor, params: list[Tensor], batch_axes: int) -> Tensor:
         """U/T of each chain in double precision."""
         group = self.param_groups[0]
@@ -454,12 +345,3 @@ class MCLMC(Sampler):
         """Mean of ΔE²/d over the steps so far, one a chain; nan before the first."""
         tally = self.param_groups[0]["tally"]
         return self._one_a_chain(tally["squares"]) / max(1, tally["count"] * tally["size"])
-
-    @property
-    def lr_factor(self) -> float:
-        return self.param_groups[0]["tally"]["lr_factor"]
-
-    @property
-    def undone_share(self) -> float:
-        tally = self.param_groups[0]["tally"]
-        return tally["undone"] / tally["count"] if tally["count"] else 0.0

@@ -25,7 +25,7 @@ def rates(sampler: Sampler) -> dict[str, float]:
         where = f"/{group.get('name', number)}" if len(sampler.param_groups) > 1 else ""
         hyper = sampler.hyper(group)
         for tag, key in (("learning_rate", "lr"), ("temperature", "temperature")):
-            factor = getattr(sampler, "lr_factor", 1.0) if key == "lr" else 1.0  # what MCLMC and HMC adapt
+            factor = getattr(sampler, "lr_factor", 1.0) if key == "lr" else 1.0  # what HMC adapts
             found[f"chain/{tag}{where}"] = float(as_number(hyper.get(key, group[key]))) * factor
     return found
 

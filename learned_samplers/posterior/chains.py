@@ -52,7 +52,7 @@ class Chains(nn.Module):
     leading axis of K: that is for samplers that move every weight by itself (`SGLD`, `SGHMC`, `BAOA`, `PSGLD`, `SGLRW`,
     `EntropyMCMC`, `CyclicalSGMCMC`, `AdaptedSGHMC` with a diagonal mass), and for those that take the energy of each
     chain (`MCLMC`, `HMC`, `MetaSGMCMC`; the closure returns the K losses). Each chain then moves as it would alone;
-    only a step size that is found on the way (``adapt_steps``, ``energy_target``) is one for all. With ``separate`` a
+    only a step size that is found on the way (``adapt_steps``) is one for all. With ``separate`` a
     parameter is a tensor of one chain: that is for samplers that look at a matrix, or at the mean over a tensor
     (`WhitenedSGHMC`, `AdaptedSGHMC` with a matrix mass or ``total_steps``, `L2E`, `SGNHT`). A sampler refuses
     parameters in which it would mix the chains.

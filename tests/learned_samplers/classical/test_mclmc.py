@@ -178,56 +178,8 @@ def test_without_a_refresh_energy_is_conserved():
     assert np.abs(drift).max() < 0.02
 
 
-def test_step_control_reaches_its_target_from_far_off():
-    """|ΔE|'s tail is that of ΔE²/d = 5e-4 at lr 3.7 (bias about 2 %), from 4,000 times less and 200 times more."""
-    for lr in (1e-3, 1e3):
-        _, sampler = gaussian(lambda p, lr=lr: MCLMC(p, lr, N, energy_target=5e-4), steps=800, chains=50)
-        assert sampler.badge == "heuristic"
-        assert sampler.param_groups[0]["lr"] == lr
-        assert sampler.lr_factor * lr == pytest.approx(3.7, rel=0.1)
-        assert 0.003 < sampler.undone_share < 0.03
-
-
-def square(sampler, p, loss=lambda p: p.square().sum()):
-    def closure():
-        sampler.zero_grad()
-        value = loss(p)
-        value.backward()
-        return value
-
-    return closure
-
-
-def test_a_step_that_leaves_the_numbers_is_undone():
-    p = torch.ones(2, dtype=torch.float64, requires_grad=True)
-    sampler = MCLMC([p], 1e6, 1.0, energy_target=1e-3)
-    closure = square(sampler, p, lambda p: p.pow(2).sum() + (math.inf if p.detach().abs().max() > 100 else 0.0))
-    sampler.step(closure)
-    assert torch.equal(p.detach(), torch.ones(2, dtype=torch.float64))
-    assert (sampler.undone_share, sampler.lr_factor) == (1.0, 0.5)
-    for _ in range(100):
-        sampler.step(closure)
-    assert not torch.equal(p.detach(), torch.ones(2, dtype=torch.float64))
-
-
-def test_both_ends_of_a_controlled_step_see_the_same_minibatch():
-    model, draws = small_network(), []
-    sampler = MCLMC(model.parameters(), 0.05, N, energy_target=1e-3)
-
-    def closure():
-        draws.append(torch.randint(16, (4,)).tolist())
-        sampler.zero_grad()
-        loss = model(torch.ones(4, 3) * torch.tensor(draws[-1])[:, None]).square().mean()
-        loss.backward()
-        return loss
-
-    for _ in range(2):
-        sampler.step(closure)
-    assert draws[0] == draws[1] != draws[2] == draws[3]
-
-
-def test_the_heuristics_may_be_a_groups_and_stay_sane_with_minibatches():
-    chains, own = [], {"preconditioner": "gradient_noise", "energy_target": 1e-3}
+def test_the_preconditioner_may_be_a_groups_and_stays_sane_with_minibatches():
+    chains, own = [], {"preconditioner": "gradient_noise"}
     for in_the_group in (False, True):
         model = small_network()
         groups = [{"params": list(model.parameters()), **(own if in_the_group else {})}]
@@ -236,7 +188,6 @@ def test_the_heuristics_may_be_a_groups_and_stay_sane_with_minibatches():
         for _ in range(100):
             sampler.step(closure_for(model, sampler))
         assert sampler.badge == "heuristic"
-        assert sampler.lr_factor != 1
         assert set(sampler.state[model[0].weight]) == {"direction", "mean_gradient", "noise_square"}
         chains.append(flat(model))
     assert chains[0].isfinite().all()

@@ -84,7 +84,6 @@ def parameter(*shape):
         (MCLMC, {"temperature": 0.0}, "temperature", ValueError),
         (MCLMC, {"momentum_decay": 0.0}, "momentum_decay", ValueError),
         (MCLMC, {"preconditioner": "adam"}, "preconditioner", ValueError),
-        (MCLMC, {"energy_target": 0.0}, "energy_target", ValueError),
         (HMC, {"leapfrog_steps": 0}, "leapfrog_steps", ValueError),
         (HMC, {"adapt_steps": -1}, "adapt_steps", ValueError),
         (HMC, {"target_acceptance": 1.0}, "target_acceptance", ValueError),
