@@ -61,9 +61,6 @@ _CHOSEN: dict[str, Make] = {
     "CyclicalSGMCMC-sgld": _maker(CyclicalSGMCMC, cycle_length=5, exploration_ratio=0.4, base="sgld"),
     "EntropyMCMC": _maker(EntropyMCMC, guide_variance=0.1),
     "AdaptedSGHMC": _maker(AdaptedSGHMC, warmup_steps=4, eps=0.1),
-    "AdaptedSGHMC-cold": _maker(
-        AdaptedSGHMC, warmup_steps=4, warmup_temperature=0.0, integrator="semi_implicit", eps=0.1
-    ),
     "AdaptedSGHMC-whitened": _maker(AdaptedSGHMC, warmup_steps=4, warmup=WhitenedSGHMC, mass="diagonal", eps=0.1),
     "AdaptedSGHMC-matrix": _maker(AdaptedSGHMC, warmup_steps=4, mass="matrix", eps=0.1),
     "AdaptedSGHMC-adam": _maker(AdaptedSGHMC, warmup_steps=4, warmup=torch.optim.Adam, mass="diagonal", eps=0.1),

@@ -16,7 +16,7 @@ from learned_samplers.base.operations import FOREACH, FUNCTIONAL, scalar_sqrt
 from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs
-from learned_samplers.classical.adapted_rule import INTEGRATORS, adapted_rule
+from learned_samplers.classical.adapted_rule import adapted_rule
 from learned_samplers.classical.budget import done, exploration, planned, position, thinning_of
 from learned_samplers.classical.cyclical import cycle_of
 from learned_samplers.classical.from_adam import from_adam
@@ -31,7 +31,7 @@ REMEMBERED = 20
 
 
 class AdaptedSGHMC(Sampler):
-    """Trains by an optimizer of your choice, then samples with step sizes fitted to each weight, and a known law.
+    """Trains by an optimizer of your choice, then samples the posterior with the preconditioner that it has measured.
 
     The first ``warmup_steps`` W of a run find a mode and measure a mass, which is then frozen: a moving one (pSGLD,
     Adam with noise) has no law. With a = ``momentum_decay``, β = ``decay``, S of the share ``settling_share``, t the
@@ -43,8 +43,7 @@ class AdaptedSGHMC(Sampler):
         t > W       the step below, with G as it was at t = W                                                sample
 
         ĝ = g + λθ/N;   G = a/(√v̂ + √(λT)/N + eps);   hᵢ = √(lr·Gᵢ/N)                    the step of each coordinate
-        r ← r − h·N·ĝ;  θ ← θ + (h/2)·r;  r ← (1−a)·r + √(T(2a−a²))·ξ;  θ ← θ + (h/2)·r           integrator="baoa"
-        r ← (1−a)·r − h·N·ĝ + √(2aT)·ξ;   θ ← θ + h·r                                    integrator="semi_implicit"
+        r ← r − h·N·ĝ;  θ ← θ + (h/2)·r;  r ← (1−a)·r + √(T(2a−a²))·ξ;  θ ← θ + (h/2)·r           `BAOA`'s
 
     With mass="matrix" a matrix of weights (a row an output; a convolution's has all its other axes for columns) has a
     matrix in the place of G, on the right, and its root in that of √G, in the update of r and in that of θ:
@@ -63,12 +62,11 @@ class AdaptedSGHMC(Sampler):
     and the s-th gradient since has the weight 1/(s+20) where that is more than (1−β)/(1−βᵗ). r begins at zero (or
     drawn, by ``momentum_init``) after a ``warmup``.
 
-    Invariant law once the mass is frozen: exp(−U/T) up to O(lr), for *any* mass; on quadratics "baoa" has Var θ = T/k
-    exactly, and "semi_implicit" SGHMC's variance with ηk = hᵢ²k. Before, there is none, and `is_sampling` is False, so
+    Invariant law once the mass is frozen: exp(−U/T) up to O(lr), for *any* mass; on quadratics Var θ = T/k
+    exactly. Before, there is none, and `is_sampling` is False, so
     that `PosteriorSamples` collects nothing. At the posterior √v̂ ∝ √k, so that a condition number of 10⁴ becomes one
-    of 100 in hᵢ²k. Stable while hᵢ²k < 2(2−a) ("baoa": < 4). The factor a makes ``lr`` Adam's: without a warm-up, at
-    temperature 0 and with the semi-implicit integrator, this is ``torch.optim.Adam(lr, betas=(1−a, β), eps)`` without a
-    bias correction of its first moment. `from_optimizer` takes over a trained model and its Adam and samples at once.
+    of 100 in hᵢ²k. Stable while hᵢ²k < 4. The factor a makes ``lr`` Adam's: a gradient that stays moves a weight by
+    lr·(1−a/2)·g/√v̂ a step. `from_optimizer` takes over a trained model and its Adam and samples at once.
 
     With ``cycle_length`` K all of it begins anew every K steps from the weights where it is (t counts from 1 in each
     cycle; mass and momenta are forgotten), to visit several modes. Each cycle's samples keep the law around what its
@@ -99,8 +97,6 @@ class AdaptedSGHMC(Sampler):
             ``num_data``, ``temperature`` and ``prior_precision``, and follows them; other optimizers keep their own
             settings, and minimise the loss (their weight decay is the prior's part). None stays at the mass of the
             moment.
-        warmup_temperature: T while it explores; None is ``temperature``, 0 makes a warm-up by a sampler or by none
-            plain optimisation.
         settling_share: S in [0, 1); by default 0.1 with a matrix mass and 0.25 with a diagonal one, but at least twice
             as many steps as a weight without gradients takes to the prior's width, √(T/λ)/lr, up to half of W: with a
             wide prior the chain has far to go before its gradients are those of the posterior (the longest such
@@ -112,7 +108,6 @@ class AdaptedSGHMC(Sampler):
         decay: β in [0, 1), Adam's β₂: the memory of the second moment.
         eps: in units of the mean loss's gradient. Adam's 1e-8 will not do without a prior: a weight that hardly ever
             sees a gradient would get the mass 1e-8/a.
-        integrator: "baoa" or "semi_implicit".
 
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type; ``warmup`` makes no optimizer of the
@@ -122,8 +117,8 @@ class AdaptedSGHMC(Sampler):
 
     badge = "O(h)"
     state_names = ("momentum", "mass")
-    structural = ("integrator", "mass", "cycle_length")
-    hyperparameters = (*Sampler.hyperparameters, "momentum_decay", "integrator", "mass")
+    structural = ("mass", "cycle_length")
+    hyperparameters = (*Sampler.hyperparameters, "momentum_decay", "mass")
     rule = staticmethod(adapted_rule)
     needs_master_in_float16 = True
     side_by_side = ("stacked", "separate")
@@ -143,14 +138,12 @@ class AdaptedSGHMC(Sampler):
         total_steps: int | None = None,
         warmup_steps: int | None = None,
         warmup: MakeOptimizer | None = None,
-        warmup_temperature: float | None = None,
         settling_share: float | None = None,
         mass: str | None = None,
         cycle_length: int | None = None,
         momentum_decay: float = 0.1,
         decay: float = 0.999,
         eps: float = 1e-5,
-        integrator: str = "baoa",
         temperature: float = 1.0,
         prior_precision: float = 0.0,
         prior_mean: PriorMean = None,
@@ -180,11 +173,8 @@ class AdaptedSGHMC(Sampler):
         validation.one_of("mass", group["mass"], MASSES)
         validation.integer("warmup_steps", group["warmup_steps"], least=0 if self.warmup is None else 1)
         validation.fraction("settling_share", group["settling_share"], open_right=True)
-        if group["warmup_temperature"] is not None:
-            validation.non_negative("warmup_temperature", group["warmup_temperature"])
         validation.fraction("decay", group["decay"], open_right=True)
         validation.positive("eps", group["eps"])
-        validation.one_of("integrator", group["integrator"], INTEGRATORS)
         length = group["cycle_length"]
         if length is not None:
             validation.integer("cycle_length", length)
@@ -232,7 +222,7 @@ class AdaptedSGHMC(Sampler):
             num_data: N.
             prior_precision: λ; None is N·weight_decay of each group of an ``Adam``. An ``AdamW``'s decay is no term of
                 any energy, so that λ must be given if it has one (N·weight_decay is the nearest).
-            settings: further keywords of the sampler, as ``temperature``, ``integrator``, ``eps``, ``momentum_init``;
+            settings: further keywords of the sampler, as ``temperature``, ``eps``, ``momentum_init``;
                 ``lr`` and ``momentum_decay`` replace those of every group.
 
         Raises:
@@ -284,8 +274,6 @@ class AdaptedSGHMC(Sampler):
         step, steps = position(group), group["warmup_steps"]
         heat = hyper["prior_precision"] * hyper["temperature"]
         prior = scalar_sqrt(heat) / hyper["num_data"] if isinstance(heat, Tensor) or heat else 0.0
-        if step < exploration(group) and group["warmup_temperature"] is not None:
-            hyper["temperature"] = group["warmup_temperature"]
         rate = None
         if step < steps:
             # In double precision, for 1 − βᵗ is a small difference; compiled as a tensor, for one graph of all steps.

@@ -9,10 +9,6 @@ import torch
 from learned_samplers.base.operations import FUNCTIONAL, Operations
 from learned_samplers.classical.baoa import baoa_rule
 from learned_samplers.classical.mass import MASSES
-from learned_samplers.classical.sghmc import sghmc_rule
-
-#: The rules that a mass can be given to, by the name of the integrator.
-INTEGRATORS = {"baoa": baoa_rule, "semi_implicit": sghmc_rule}
 
 
 def adapted_rule(
@@ -28,18 +24,17 @@ def adapted_rule(
     floor: Any = 0.0,
     rate: Any = None,
     freezes: bool = False,
-    integrator: str = "baoa",
     mass: str = "diagonal",
     ops: Operations = FUNCTIONAL,
     **settings: Any,
 ) -> tuple[Any, Any, Any]:
     """One step of `AdaptedSGHMC` that is none of its warm-up, as a pure function, with any leading batch axes.
 
-    It is `baoa_rule` or `sghmc_rule` in the coordinates φ = S⁻¹·θ, where the gradient is S·ĝ, ĝ = g + λθ/N, and θ moves
-    by S times φ's movement: the law exp(−U/T − ‖r‖²/2T) is the integrator's for any S that does not depend on θ.
+    It is `baoa_rule` in the coordinates φ = S⁻¹·θ, where the gradient is S·ĝ, ĝ = g + λθ/N, and θ moves
+    by S times φ's movement: the law exp(−U/T − ‖r‖²/2T) is `BAOA`'s for any S that does not depend on θ.
 
     Args:
-        parameter, gradient, noise, momentum: as for these rules.
+        parameter, gradient, noise, momentum: as for that rule.
         state: of the mass: S, or where it is still measured what `Mass.measure` gives. A mass of matrices must have
             been renewed (`Mass.freeze`) by the caller; and there are no batch axes, because a tensor is one matrix.
         rate: weight of this gradient in the mass; None where it is frozen.
@@ -54,5 +49,5 @@ def adapted_rule(
     pushed = kind.apply(ops.combine(gradient, parameter, prior_precision / num_data), frozen, ops)
     still = ops.map(torch.zeros_like, parameter)
     settings |= {"num_data": num_data, "momentum_decay": momentum_decay, "prior_precision": 0.0, "ops": ops}
-    moved, momentum = INTEGRATORS[integrator](still, pushed, noise, momentum, **settings)
+    moved, momentum = baoa_rule(still, pushed, noise, momentum, **settings)
     return ops.add(parameter, kind.apply(moved, frozen, ops)), momentum, frozen if freezes else state

@@ -11,9 +11,7 @@ from learned_samplers.base.group_keys import momentum_as_decay
 from learned_samplers.base.guards.precision import MASTER, has_master, working_dtype
 from learned_samplers.base.operations import as_number
 
-_OF_WARMUP = {
-    "warmup", "warmup_steps", "warmup_temperature", "settling_share", "decay", "cycle_length", "total_steps"
-}  # fmt: skip
+_OF_WARMUP = {"warmup", "warmup_steps", "settling_share", "decay", "cycle_length", "total_steps"}
 
 
 def from_adam(

@@ -26,7 +26,7 @@ class WarmUp:
 
     Args:
         make: a class of samplers, a ``functools.partial`` of one, or any callable that makes an optimizer of groups.
-        groups: of the sampler; a key "warmup_temperature" that is not None stands for "temperature".
+        groups: of the sampler.
 
     Raises:
         TypeError, ValueError: what is made is no optimizer of these groups, or needs more than gradients.
@@ -49,9 +49,7 @@ class WarmUp:
         return found | self._values(group)
 
     def _values(self, group: dict[str, Any]) -> dict[str, Any]:
-        burning = group.get("warmup_temperature")
-        values = group if burning is None else {**group, "temperature": burning}
-        return {name: values[name] for name in self._shared}
+        return {name: group[name] for name in self._shared}
 
     def add(self, group: dict[str, Any]) -> None:
         """Take in a further group of the sampler."""

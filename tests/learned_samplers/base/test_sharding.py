@@ -83,7 +83,7 @@ for name, make in {**SAMPLERS, "L2E-normalised": normalised, "L2E-narrow": narro
             assert isinstance(value, DTensor) and near, (name, key, value)
     done.add(name)
 expected = {"SGLD", "SGLRW", "SGHMC", "SGHMC-normal", "BAOA", "PSGLD", "CyclicalSGMCMC", "CyclicalSGMCMC-sgld"}
-expected |= {"EntropyMCMC", "AdaptedSGHMC", "AdaptedSGHMC-cold", "L2E", "L2E-adaptive", "L2E-paper"}
+expected |= {"EntropyMCMC", "AdaptedSGHMC", "L2E", "L2E-adaptive", "L2E-paper"}
 expected |= {"L2E-normalised", "PrecondL2E"}
 assert done == expected, done ^ expected
 """,

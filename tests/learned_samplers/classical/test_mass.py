@@ -56,14 +56,13 @@ class _OnePlace(mass.MatrixMass):
 
 
 @pytest.mark.parametrize("left_out", [None, 0, 1])
-@pytest.mark.parametrize("integrator", ["baoa", "semi_implicit"])
-def test_any_frozen_matrix_leaves_the_law_of_a_correlated_gaussian(integrator, left_out, monkeypatch):
-    """A matrix of 2×3 weights with a random curvature H: its covariance is T·H⁻¹ to 1e-9 ("baoa"), or up to O(lr)."""
+def test_any_frozen_matrix_leaves_the_law_of_a_correlated_gaussian(left_out, monkeypatch):
+    """A matrix of 2×3 weights with a random curvature H: its covariance is T·H⁻¹ to 1e-9."""
     if left_out is not None:
         monkeypatch.setitem(MASSES, "matrix", _OnePlace(left_out))
     curvature, state, temperature, prior = positive(6, 0), frozen(positive(3, 1)), 0.3, 2.0
-    hyper = dict(num_data=N, temperature=temperature, momentum_decay=0.2, integrator=integrator)
-    hyper |= dict(lr=0.1 if integrator == "baoa" else 1e-5, prior_precision=prior, mass="matrix")
+    hyper = dict(num_data=N, temperature=temperature, momentum_decay=0.2)
+    hyper |= dict(lr=0.1, prior_precision=prior, mass="matrix")
 
     def step(z, xi):
         theta, r = z.view(2, 2, 3)
@@ -76,7 +75,7 @@ def test_any_frozen_matrix_leaves_the_law_of_a_correlated_gaussian(integrator, l
     found = solve_discrete_lyapunov(a, b @ b.T)[:6, :6]
     exact = temperature * torch.linalg.inv(curvature + prior * torch.eye(6)).numpy()
     off = np.abs(found - exact).max() / exact.max()
-    assert off < (1e-9 if integrator == "baoa" else 1e-3) if left_out is None else off > 0.1
+    assert off < 1e-9 if left_out is None else off > 0.1
 
 
 @pytest.mark.parametrize("left_out", [None, 0, 1])

@@ -59,12 +59,10 @@ def parameter(*shape):
         (AdaptedSGHMC, {"warmup_steps": 2.0}, "warmup_steps", TypeError),
         (AdaptedSGHMC, {"total_steps": 12}, "total_steps", ValueError),  # a mass of nine gradients
         (AdaptedSGHMC, {"total_steps": 50, "cycle_length": 12}, "cycle_length", ValueError),
-        (AdaptedSGHMC, {"warmup_steps": 5, "warmup_temperature": -1.0}, "warmup_temperature", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 5, "settling_share": 1.0}, "settling_share", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 5, "momentum_decay": 0.0}, "momentum_decay", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 5, "decay": 1.0}, "decay", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 5, "eps": 0.0}, "eps", ValueError),
-        (AdaptedSGHMC, {"warmup_steps": 5, "integrator": "euler"}, "integrator", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 5, "mass": "dense"}, "mass", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 5, "mass": "dense", "warmup": WhitenedSGHMC}, "mass", ValueError),
         (AdaptedSGHMC, {}, "warmup_steps or total_steps", ValueError),
