@@ -110,16 +110,16 @@ def split_rhat(draws: Any, method: str = "rank") -> np.ndarray:
     return _by_arviz("rhat", values, method)
 
 
-def chainwise_rhat(draws: Any, num_splits: int = 2, *, rank_normalize: bool = True) -> np.ndarray:
+def chainwise_rhat(draws: Any, num_splits: int = 2) -> np.ndarray:
     """R̂ between κ consecutive pieces of one chain, cR̂^(κ): near 1 where that chain has settled.
 
     Chains of a network settle in different, equivalent modes, so that comparing them says nothing; each is compared
-    with itself (Sommer et al., ICML 2024; L2E, Appendix L, with κ = 2). NaN for a coordinate that never moves.
+    with itself, by normal scores of the ranks of its draws (Sommer et al., ICML 2024; L2E, Appendix L, with κ = 2). NaN
+    for a coordinate that never moves.
 
     Args:
         draws: see the module; at least 4·κ a chain. The first n mod κ draws of a chain are left out.
         num_splits: κ ≥ 2.
-        rank_normalize: replace the draws of a chain by normal scores of their ranks first, as Sommer et al. do.
 
     Returns:
         An array (chain, ...).
@@ -130,8 +130,7 @@ def chainwise_rhat(draws: Any, num_splits: int = 2, *, rank_normalize: bool = Tr
     length = values.shape[1] // num_splits
     pieces = values[:, -length * num_splits :].reshape(len(values), num_splits, length, *values.shape[2:])
     # ArviZ's own "z_scale" would halve every piece once more.
-    pieces = np.stack([_normal_scores(chain) for chain in pieces]) if rank_normalize else pieces
-    return np.stack([_by_arviz("rhat", chain, "identity") for chain in pieces])
+    return np.stack([_by_arviz("rhat", _normal_scores(chain), "identity") for chain in pieces])
 
 
 def _normal_scores(values: np.ndarray) -> np.ndarray:
@@ -140,11 +139,9 @@ def _normal_scores(values: np.ndarray) -> np.ndarray:
     return norm.ppf((rankdata(flat, axis=0) - 0.375) / (len(flat) + 0.25)).reshape(values.shape)
 
 
-def converged_share(draws: Any, num_splits: int = 2, *, threshold: float = 1.1) -> float:
-    """Share of the coordinates, over all chains, that have settled: cR̂^(κ) < ``threshold`` (L2E's Table 4).
+def converged_share(draws: Any) -> float:
+    """Share of the coordinates, over all chains, that have settled: cR̂⁽²⁾ < 1.1 (L2E's Table 4).
 
     A coordinate that never moves has not converged. For one layer: ``posterior.to_arviz(parameters=["fc.weight"])``.
     """
-    validation.positive("threshold", threshold)
-    # NaN compares as false.
-    return float((chainwise_rhat(draws, num_splits) < threshold).mean())
+    return float((chainwise_rhat(draws) < 1.1).mean())  # NaN compares as false

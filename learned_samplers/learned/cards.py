@@ -81,7 +81,7 @@ def summary(card: dict[str, Any]) -> str:
         "use": f"{card['sampler']}(params, num_data=N, network={card['name']!r}); by default {defaults}",
         "law": _law(card),
         "trained": _training(meta),
-        "command": [f"{meta['command']} (at commit {str(meta['commit'])[:10]})", *_afterwards(meta)],
+        "command": [f"{meta.get('reproduce', meta['command'])} (at commit {str(meta['commit'])[:10]})", *_afterwards(meta)],
         "scores": "; ".join(_scores(metrics)) or ("" if tables else "none in the card"),
         "tables": [f"{name}: {_spreads(numbers)}" for name, numbers in tables.items()],
         "licence": str(card["licence"]),
@@ -130,7 +130,7 @@ def _training(meta: dict[str, Any]) -> str:
 
 def _afterwards(meta: dict[str, Any]) -> list[str]:
     """The commands of what was done with the weights after their training."""
-    steps = (meta.get(name, {}) for name in ("blend", "carried_over", "with_gate", "pruned"))
+    steps = (meta.get(name, {}) for name in ("carried_over", "pruned"))
     return [f"then {step['command']}" for step in steps if "command" in step]
 
 

@@ -152,8 +152,7 @@ class LearnedSampler(Sampler):
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
-        check.fraction("momentum_decay", group["momentum_decay"], open_left=True)
-        check.one_of("momentum_init", group["momentum_init"], ("zero", "normal"))
+        check.momentum(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         for name in self.settings_class.names():

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from scipy.stats import rankdata
 from torch import Tensor
 
 from learned_samplers.base import validation
@@ -27,38 +26,27 @@ class Shaping:
 
     Args:
         kind: "none"; "mean" divides each difference by the pair's mean |loss|, so that hard tasks do not drown easy
-            ones (a density's loss may be negative); "rank" takes the difference of the centred ranks, in [−½, ½], that
-            the losses have among all of this step. Only "none" without a limit leaves the estimator unbiased.
-        limit: bound on the size of the shaped difference, of "none" and "mean".
+            ones (a density's loss may be negative). Only "none" without a limit leaves the estimator unbiased.
+        limit: bound on the size of the shaped difference.
 
     Raises:
-        ValueError: an unknown kind, or a limit that is not positive or without effect.
+        ValueError: an unknown kind, or a limit that is not positive.
     """
 
     kind: str = "mean"
     limit: float | None = None
 
     def __post_init__(self) -> None:
-        validation.one_of("shaping", self.kind, ("none", "mean", "rank"))
+        validation.one_of("shaping", self.kind, ("none", "mean"))
         if self.limit is not None:
             validation.positive("limit of the shaping", self.limit)
-            if self.kind == "rank":
-                raise ValueError(f"limit={self.limit} does not go with shaping 'rank', whose differences have one")
 
     def __call__(self, losses: Tensor) -> Tensor:
         """Shaped differences (pairs,) of finite losses (pairs, 2)."""
         difference = losses[:, 0] - losses[:, 1]
         if self.kind == "mean":
             difference = difference / losses.abs().mean(1).clamp_min(1e-8)
-        elif self.kind == "rank":
-            difference = _centred_ranks(losses)
         return difference if self.limit is None else difference.clamp(-self.limit, self.limit)
-
-
-def _centred_ranks(losses: Tensor) -> Tensor:
-    # Equal losses share the mean of their ranks, so that an ineffective perturbation counts nothing.
-    ranks = (torch.from_numpy(rankdata(losses.numpy())) - 1) / max(losses.numel() - 1, 1)
-    return -ranks.view_as(losses).diff(dim=1).flatten()
 
 
 class EvolutionStrategies(Estimator):
@@ -87,8 +75,8 @@ class EvolutionStrategies(Estimator):
         validation.positive("sigma", sigma)
         validation.integer("pairs", pairs)
         validation.integer("pairs_per_task", pairs_per_task)
-        if pairs < 1 or pairs_per_task < 1 or pairs % pairs_per_task:
-            raise ValueError(f"pairs must be a positive multiple of pairs_per_task={pairs_per_task}, got {pairs}")
+        if pairs % pairs_per_task:
+            raise ValueError(f"pairs must be a multiple of pairs_per_task={pairs_per_task}, got {pairs}")
         self.sigma, self.pairs, self.pairs_per_task, self.horizon = sigma, pairs, pairs_per_task, horizon
         self.shaping = shaping or Shaping()
 

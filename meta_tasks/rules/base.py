@@ -122,14 +122,7 @@ class SamplerRule:
 
 def arguments_of(hyper: Hyperparameters, **changes: float) -> dict[str, Any]:
     """The keyword arguments that every rule of the library takes."""
-    arguments = dict(
-        lr=hyper.lr,
-        num_data=hyper.num_data,
-        temperature=hyper.temperature,
-        prior_precision=hyper.prior_precision,
-        momentum_decay=hyper.momentum_decay,
-    )
-    return {**arguments, **changes}
+    return {**vars(hyper), **changes}
 
 
 def steps_for(rule: SamplerRule, gradients: int) -> int:

@@ -45,20 +45,16 @@ class CyclicalRule(SamplerRule):
 
 
 class PSGLDRule(SamplerRule):
-    """`learned_samplers.PSGLD` with RMSprop's decay of 0.99 and without the correction.
+    """`learned_samplers.PSGLD` with RMSprop's decay of 0.99, without the correction, at a twentieth of the task's lr.
 
-    Args:
-        lr_factor: multiplies the task's lr, which is on the scale of SGD's.
+    That lr is on the scale of SGD's.
     """
 
     name = "PSGLD"
     state_names = ("second_moment",)
 
-    def __init__(self, lr_factor: float = 0.05) -> None:
-        self.lr_factor = lr_factor
-
     def update(self, prepared, at):
-        arguments = arguments_of(at.hyper, lr=at.hyper.lr * self.lr_factor)
+        arguments = arguments_of(at.hyper, lr=0.05 * at.hyper.lr)
         del arguments["momentum_decay"]
         # RMSprop's eps, as in the held-out scores of the cards; `PSGLD`'s default is larger.
         parameter, second_moment = psgld_rule(*at.tensors, decay=0.99, eps=1e-8, **arguments)

@@ -205,7 +205,6 @@ OBJECTIVES = [
     (ValueError, "ridge", lambda: stein_score(torch.zeros(4, 3), 0.0)),
 ]
 ESTIMATORS = [
-    (ValueError, "shaping", lambda: Shaping("rank", 1.0)),
     (ValueError, "limit", lambda: Shaping("mean", -1.0)),
     (ValueError, "shaping", lambda: Shaping("log")),
     (ValueError, "sigma", lambda: es(0.0, 4, HORIZON)),

@@ -104,7 +104,6 @@ def test_perturbations_are_named_and_normal():
         (Shaping("mean"), [-1 / 1.5, 6 / 5.0, 0.0]),
         (Shaping("mean", 1.0), [-1 / 1.5, 1.0, 0.0]),
         # ranks of 1, 2, 8, 2, 4, 4 from 0: 0, 1.5, 5, 1.5, 3.5, 3.5, over 5
-        (Shaping("rank"), [-0.3, 0.7, 0.0]),
     ],
 )
 def test_shapings(shaping, expected):

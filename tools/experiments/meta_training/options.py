@@ -208,9 +208,7 @@ class EvolutionOptions(HorizonOptions):
     pairs: int = 4
     # Number of pairs that share a task and run as one batch.
     pairs_per_task: int = 1
-    # Transformation of the pairs' loss differences.
-    shaping: Literal["none", "mean", "rank"] = "mean"
-    # Bound on the shaped differences.
+    # Bound on the pairs' loss differences, each in units of its losses.
     limit: float | None = None
 
     def make(self) -> Estimator:
@@ -218,7 +216,7 @@ class EvolutionOptions(HorizonOptions):
         return AntitheticES(self.sigma, self.pairs, self.lengths(), **self._shared())
 
     def _shared(self) -> dict[str, Any]:
-        return {"pairs_per_task": self.pairs_per_task, "shaping": Shaping(self.shaping, self.limit)}
+        return {"pairs_per_task": self.pairs_per_task, "shaping": Shaping("mean", self.limit)}
 
 
 @dataclass(frozen=True)
@@ -244,12 +242,11 @@ class BackpropagationOptions(HorizonOptions):
     slots: int = 1
     # Steps between two terms of the cross-chain loss.
     loss_every: int = 3
-    # Whether derivatives flow through the gradient of the energy (second derivatives).
-    curvature: bool = True
 
     def make(self) -> Estimator:
-        own = {"every": self.loss_every, "chains": self.num_chains, "slots": self.slots, "curvature": self.curvature}
-        return TruncatedBackpropagation(self.lengths(), self.window, **own)  # type: ignore[arg-type]
+        return TruncatedBackpropagation(
+            self.lengths(), self.window, every=self.loss_every, chains=self.num_chains, slots=self.slots
+        )
 
 
 METHODS: dict[str, type[Any]] = {"es": EvolutionOptions, "nres": NoiseReuseOptions, "tbptt": BackpropagationOptions}
