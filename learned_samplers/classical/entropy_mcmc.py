@@ -11,7 +11,7 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
-from learned_samplers.base.operations import FUNCTIONAL, Operations
+from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.classical.sgld import sgld_rule
 
@@ -60,7 +60,7 @@ class EntropyMCMC(Sampler):
     guide has the posterior smoothed by N(0, ηT), which lowers sharp modes and keeps flat ones. On a quadratic of
     curvature k: Var θ = T/k, Var θₐ = T/k + ηT, Cov = T/k in the limit; at finite lr it is T·H⁻¹(I − hH/2)⁻¹ with
     h = lr/N and H = [[k + 1/η, −1/η], [−1/η, 1/η]]. Stable while h times H's largest eigenvalue is below 2, so η must
-    not be small against lr/N.
+    be above lr/N.
 
     The samples that `PosteriorSamples` collects are those of θ; `at_guide` puts θₐ into the model to predict with it.
 
@@ -70,7 +70,7 @@ class EntropyMCMC(Sampler):
         guide_variance: η > 0, in θ²; larger is a looser pair, and a flatter preference of the guide.
 
     Raises:
-        ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
+        ValueError, TypeError: an argument is out of range or of a wrong type, or lr ≥ N·η, also by a schedule; see `Sampler.step` for those of a step.
     """
 
     badge = "O(h)"
@@ -99,6 +99,12 @@ class EntropyMCMC(Sampler):
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
         validation.positive("guide_variance", group["guide_variance"])
+        lr, limit = as_number(group["lr"]), as_number(group["num_data"]) * as_number(group["guide_variance"])
+        if lr >= limit:
+            raise ValueError(
+                f"lr must be below num_data·guide_variance = {limit:g}, where the weights and their guide swing apart, "
+                f"got {lr:g}: lower it, or raise guide_variance"
+            )
 
     def noise_like(self, p: Tensor) -> Tensor:
         """Two independent draws on a last axis: one for the weights, one for the guide."""

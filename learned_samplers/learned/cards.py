@@ -81,7 +81,10 @@ def summary(card: dict[str, Any]) -> str:
         "use": f"{card['sampler']}(params, num_data=N, network={card['name']!r}); by default {defaults}",
         "law": _law(card),
         "trained": _training(meta),
-        "command": [f"{meta.get('reproduce', meta['command'])} (at commit {str(meta['commit'])[:10]})", *_afterwards(meta)],
+        "command": [
+            f"{meta.get('reproduce', meta['command'])} (at commit {str(meta['commit'])[:10]})",
+            *_afterwards(meta),
+        ],
         "scores": "; ".join(_scores(metrics)) or ("" if tables else "none in the card"),
         "tables": [f"{name}: {_spreads(numbers)}" for name, numbers in tables.items()],
         "licence": str(card["licence"]),

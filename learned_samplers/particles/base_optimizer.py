@@ -25,7 +25,7 @@ def make(maker: BaseOptimizer, groups: list[dict[str, Any]]) -> Optimizer:
     Raises:
         TypeError: ``maker`` makes no optimizer, or one whose step needs a closure, as a line search does: there is no
             loss that has the direction as its gradient; or a sampler, whose noise would come on top.
-        ValueError: it has a learning rate or a weight decay of its own.
+        ValueError: it has a learning rate or a weight decay of its own, or maximises.
     """
     if isinstance(maker, functools.partial) and "lr" in maker.keywords:
         raise ValueError(f"base_optimizer takes the sampler's lr, got one of its own: {maker.keywords['lr']}")
@@ -35,6 +35,8 @@ def make(maker: BaseOptimizer, groups: list[dict[str, Any]]) -> Optimizer:
     own = type(optimizer).__name__
     if isinstance(optimizer, ResumableOptimizer):
         raise TypeError(f"base_optimizer must make an optimizer without noise of its own, got {own}")
+    if any(g.get("maximize") for g in optimizer.param_groups):
+        raise ValueError(f"base_optimizer must minimise, got maximize=True of {own}: it would leave the posterior")
     if decay := next((g["weight_decay"] for g in optimizer.param_groups if g.get("weight_decay")), 0.0):
         raise ValueError(
             f"base_optimizer must have no weight_decay beside the sampler's prior_precision, got {decay} of {own}: "

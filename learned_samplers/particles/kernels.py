@@ -108,6 +108,7 @@ class _Radial:
             validation.one_of("bandwidth", bandwidth, BANDWIDTHS)
         else:
             validation.positive("bandwidth", bandwidth)
+            bandwidth = float(bandwidth)
         self.bandwidth = bandwidth
 
     def __repr__(self) -> str:

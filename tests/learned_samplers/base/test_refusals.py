@@ -391,7 +391,7 @@ def test_a_further_group_does_not_take_the_first_ones_tensors():
 # ---------------------------------------------------------------- closures and precision
 
 
-@pytest.mark.parametrize("name", ["HMC", "MCLMC-control"])
+@pytest.mark.parametrize("name", ["HMC", "MCLMC"])
 def test_a_closure_that_returns_nothing_where_the_loss_is_read(name):
     p = nn.Parameter(torch.zeros(3))
     sampler = SAMPLERS[name]([p])

@@ -100,3 +100,17 @@ def test_the_guide_starts_as_a_copy():
     p.grad = torch.zeros(2)
     sampler.step()
     assert torch.allclose(sampler.state[p]["guide"], torch.tensor([1.0, -2.0]))
+
+
+def test_a_rate_at_which_the_pair_swings_apart_is_refused_also_by_a_schedule():
+    """N·η = 2: the law at 1.9 is finite, the chain at 2.1 is not."""
+    model = small_network()
+    with pytest.raises(ValueError, match=r"num_data·guide_variance = 2,.*got 2\.1"):
+        EntropyMCMC(model.parameters(), 2.1, 20, guide_variance=0.1)
+    sampler = EntropyMCMC(model.parameters(), 1.9, 20, guide_variance=0.1, temperature=0.0)
+    sampler.step(closure_for(model, sampler))
+    before = flat(model)
+    sampler.param_groups[0]["lr"] = 2.1
+    with pytest.raises(ValueError, match=r"guide_variance = 2,"):
+        sampler.step(closure_for(model, sampler))
+    assert torch.equal(flat(model), before)

@@ -301,3 +301,8 @@ def test_normalisation():
     assert (by_particle[0, 0] == 0).all()
     torch.testing.assert_close(by_particle[1:].norm(dim=-1), torch.ones(K - 1, M, dtype=torch.double))
     torch.testing.assert_close(by_coordinate.norm(dim=1), torch.ones(K, D, dtype=torch.double))
+
+
+def test_a_bandwidth_is_one_number_whatever_its_type():
+    """A state is compared by the kernel as it is written."""
+    assert repr(RBF(1)) == repr(RBF(1.0)) == repr(RBF(np.float64(1)))

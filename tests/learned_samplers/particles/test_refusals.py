@@ -58,6 +58,7 @@ def stacked(**other):
         (w(), {"base_optimizer": torch.optim.LBFGS}, TypeError, "LBFGS.*closure"),
         (w(), {"base_optimizer": torch.optim.AdamW}, ValueError, "weight_decay.*AdamW"),
         (w(), {"base_optimizer": partial(torch.optim.SGD, lr=5.0)}, ValueError, "base_optimizer.*lr.*5"),
+        (w(), {"base_optimizer": partial(torch.optim.SGD, maximize=True)}, ValueError, "maximize=True of SGD"),
         (w(), {"base_optimizer": lambda groups: SGHMC(groups, 0.1, 10)}, TypeError, "base_optimizer.*noise.*SGHMC"),
         (w(), {"generator": 3}, TypeError, "generator"),
         ([w(), w(3)], {}, ValueError, "3 particles"),
