@@ -14,7 +14,7 @@ EVERY = pytest.mark.parametrize("name", SAMPLERS)
 HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 #: Those that move the parameters while they evaluate the loss; they refuse half precision.
 REFUSING = {"HMC", "PSGLD-probe", "KineticL2E", "IVON", "IVON-clipped"}
-REFUSING |= {"MCLMC", "MCLMC-noise", "MCLMC-control"}
+REFUSING |= {"MCLMC", "MCLMC-noise"}
 
 
 def variance(cls, steps=3000, dtype=torch.bfloat16, **settings):
