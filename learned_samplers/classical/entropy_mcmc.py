@@ -70,7 +70,8 @@ class EntropyMCMC(Sampler):
         guide_variance: η > 0, in θ²; larger is a looser pair, and a flatter preference of the guide.
 
     Raises:
-        ValueError, TypeError: an argument is out of range or of a wrong type, or lr ≥ N·η, also by a schedule; see `Sampler.step` for those of a step.
+        ValueError, TypeError: an argument is out of range or of a wrong type, or lr ≥ N·η, also by a schedule; see
+            `Sampler.step` for those of a step.
     """
 
     badge = "O(h)"
