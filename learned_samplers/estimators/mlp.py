@@ -99,7 +99,7 @@ class BayesianMLP(BaseEstimator):
         validation.fraction("validation_fraction", self.validation_fraction, open_right=True)
         if self.batch_size not in (None, "auto"):
             validation.integer("batch_size", self.batch_size)
-        if self.n_jobs is not None:
+        if self.n_jobs not in (None, -1):
             validation.integer("n_jobs", self.n_jobs)
 
     def _sample(self, x: np.ndarray, targets: Tensor, outputs: int, *tail: type[nn.Module]) -> None:
@@ -220,7 +220,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
         prior_precision: λ > 0.
         batch_size: rows a step of the sampler, None for all, or "auto".
         validation_fraction: of the rows, that stop the warm-up; the sampler has them too.
-        n_jobs: threads of torch, None for as many as it has.
+        n_jobs: threads of torch, None or -1 for as many as it has.
         random_state: an integer for the same samples each time, a ``RandomState``, or None.
 
     Attributes:
@@ -426,7 +426,7 @@ def _threads(count: int | None) -> Iterator[None]:
     """
     torch.empty(2**25 - 2**16, dtype=torch.uint8)
     before = torch.get_num_threads()
-    torch.set_num_threads(before if count is None else count)
+    torch.set_num_threads(before if count in (None, -1) else count)
     try:
         yield
     finally:

@@ -254,6 +254,11 @@ class Run:
                     yield Piece(samples, rows, self._predicted(states, batch))
 
     def _placed(self, tensors: Mapping[str, Tensor]) -> Tensors:
+        for name in tensors:
+            if name not in self._dtypes:
+                raise ValueError(
+                    f"the samples hold {name!r}, which the network no longer has: predict with it as it was sampled"
+                )
         return {name: tensor.to(self._device, self._dtypes[name]) for name, tensor in tensors.items()}
 
     def _states(self, samples: slice) -> Tensors:

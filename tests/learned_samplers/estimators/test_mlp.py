@@ -102,7 +102,8 @@ def test_the_samples_know_their_chains_and_the_seed_decides():
     assert not np.allclose(other.predict(x), model.predict(x))
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(x), model.predict(x))
     before = torch.get_rng_state(), torch.get_num_threads()
-    clone(model).set_params(n_jobs=2).fit(*table())
+    for n_jobs in (2, -1):
+        clone(model).set_params(n_jobs=n_jobs).fit(*table())
     assert torch.equal(torch.get_rng_state(), before[0])
     assert torch.get_num_threads() == before[1]
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -245,3 +246,12 @@ def test_collections(call, error, named):
 )
 def test_chains(call, error, named):
     refuse(call, error, named)
+
+
+def test_a_network_that_lost_a_tensor_since():
+    model = network()
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    posterior = SampleCollection.from_samples(model, [model.state_dict()])
+    prune.remove(model[0], "weight")
+    with pytest.raises(ValueError, match="hold '0.weight_.*no longer has"):
+        posterior.predict(X)
