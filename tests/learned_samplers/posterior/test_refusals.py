@@ -253,5 +253,5 @@ def test_a_network_that_lost_a_tensor_since():
     prune.l1_unstructured(model[0], "weight", 0.5)
     posterior = SampleCollection.from_samples(model, [model.state_dict()])
     prune.remove(model[0], "weight")
-    with pytest.raises(ValueError, match="hold '0.weight_.*no longer has"):
+    with pytest.raises(ValueError, match=r"hold '0\.weight_.*no longer has"):
         posterior.predict(X)
