@@ -229,7 +229,7 @@ def find(name: str | os.PathLike[str]) -> Path:
     return Path(name)
 
 
-def fingerprint(card: dict[str, Any]) -> str:
+def card_fingerprint(card: dict[str, Any]) -> str:
     """A SHA-256 of all that a sampler with this card computes with: weights, rule, features, scales and defaults.
 
     The card's ``sha256`` is that of the weights alone, which cards with other scales may share; its ``card_sha256`` is

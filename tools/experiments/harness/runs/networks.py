@@ -38,7 +38,7 @@ def own_network(settings: Settings, data: ImageData) -> dict[str, str]:
     """What a run with a network of a user's own depends on: its code, and what it is when it is new; {} for others."""
     if not is_own(settings.model):
         return {}
-    new = own_models.fingerprint_of(lambda: build_network(settings, data), data.train_x)
+    new = own_models.network_fingerprint(lambda: build_network(settings, data), data.train_x)
     return {"model_code": own_models.code_of(settings.model), "model_network": new}
 
 

@@ -88,7 +88,7 @@ def code_of(model: str) -> str:
     return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]
 
 
-def fingerprint_of(build_network: Callable[[], nn.Module], inputs: Tensor) -> str:
+def network_fingerprint(build_network: Callable[[], nn.Module], inputs: Tensor) -> str:
     """Changes with what a network is when it is new: its modules, the names, shapes and values of its tensors, and what
     it computes, in evaluation mode, of examples in the shape of ``inputs``, whose values are of no matter.
 

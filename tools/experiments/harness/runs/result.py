@@ -132,4 +132,4 @@ def new_result(
     card = method.card(settings)
     if card is not None:
         own["weights"] = method.weights_name(settings)
-    return Result(method_name, lr, seed, own, "" if card is None else weights.fingerprint(card), variant)
+    return Result(method_name, lr, seed, own, "" if card is None else weights.card_fingerprint(card), variant)

@@ -150,7 +150,7 @@ def test_what_a_network_is_when_it_is_new():
         return network
 
     def found(make):
-        return own_models.fingerprint_of(make, torch.linspace(-1, 1, 12).view(4, 3))
+        return own_models.network_fingerprint(make, torch.linspace(-1, 1, 12).view(4, 3))
 
     class Activated(nn.Linear):
         def forward(self, x):
