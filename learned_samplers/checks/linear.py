@@ -24,7 +24,7 @@ _IN_PLACE = {Tensor.normal_}
 
 
 class ScriptedNoise(TorchFunctionMode):
-    """While active, every number of the normal draw numbered j is ``values[j]``, zero where that says nothing.
+    """While active, the j-th call of torch's normal generators gives the constant ``values[j]``, or zero.
 
     Each moves torch's generator on, as a draw does: samplers look whether it has been set back. ``most`` is the size of
     the largest draw: one of more numbers than there are coordinates is several noises at once, which are told apart by

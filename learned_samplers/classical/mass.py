@@ -17,7 +17,10 @@ _RIDGE = 1e-6
 
 
 class Mass(Protocol):
-    """A change of coordinates θ = S·φ: measured on gradients, then frozen. Its state is one tensor a parameter."""
+    """A preconditioner S that is measured on gradients and then frozen: the chain moves φ of θ = S·φ.
+
+    Its state is one tensor a parameter.
+    """
 
     #: Steps after which `freeze` renews the states that it says are `kept`, while they are measured; 0 for none.
     renewed_every: int
@@ -26,7 +29,7 @@ class Mass(Protocol):
         """Shape of the state of a parameter."""
 
     def begin(self, state: Tensor, gradient: Tensor) -> None:
-        """Let a fresh state be as if all steps before had had this gradient, in place: the parameter joins late."""
+        """Let a fresh state be as if all steps before had had this gradient, in place, for a parameter that was added later."""
 
     def measure(self, state: Any, gradient: Any, rate: Any, ops: Operations) -> Any:
         """The state after another gradient of the mean loss, whose weight is ``rate``."""

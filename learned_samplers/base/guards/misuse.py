@@ -1,4 +1,4 @@
-"""Habits of training loops that harm no optimizer, or little, and break the law of a sampler: each is told once."""
+"""Habits of training loops that harm no optimizer, or little, and break the law of a sampler: each gives one warning."""
 
 from __future__ import annotations
 
