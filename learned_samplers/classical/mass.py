@@ -29,7 +29,7 @@ class Mass(Protocol):
         """Shape of the state of a parameter."""
 
     def begin(self, state: Tensor, gradient: Tensor) -> None:
-        """Let a fresh state be as if all steps before had had this gradient, in place, for a parameter that was added later."""
+        """Let a fresh state be in place, as if all steps before had had this gradient: a parameter was added later."""
 
     def measure(self, state: Any, gradient: Any, rate: Any, ops: Operations) -> Any:
         """The state after another gradient of the mean loss, whose weight is ``rate``."""

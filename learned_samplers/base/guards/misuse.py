@@ -1,4 +1,4 @@
-"""Habits of training loops that harm no optimizer, or little, and break the law of a sampler: each gives one warning."""
+"""Habits of training loops that harm no optimizer, or little, and break the law of a sampler: each warns once."""
 
 from __future__ import annotations
 
