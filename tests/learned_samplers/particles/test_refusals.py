@@ -309,6 +309,7 @@ def test_steps_of_one():
         (lambda l, f, p: (l, f, p.detach()), ValueError, "log_prior"),
         (lambda l, f, p: (l, f, p * NAN), FloatingPointError, "log_prior"),
         (lambda l, f, p: (l * NAN, f, p), FloatingPointError, "losses"),
+        (lambda l, f, p: (l + 0 * (f - f.detach()).sqrt().sum(1), f), FloatingPointError, "not finite"),
         (lambda l, f, p: (backward_before(l), f, p), ValueError, "before any backward"),
         (lambda l, f, p, x: (l + 0.1 * x.square().sum(1), f), ValueError, "'x' other than through the outputs"),
         (lambda l, f, p, x: (l, f, p - x.square().sum(1)), ValueError, "'x' other than through the outputs"),
