@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -151,14 +151,19 @@ class HeldOutEvaluation:
         return Score(nll, 1 - error, share_failed)
 
     def losses(self, rule: SamplerRule, weights: Tensor) -> Tensor:
-        """Of each task the NLL at its best learning rate, (tasks,): two samplers' differ by the sampler alone.
+        """Of each task the NLL at its best learning rate, (tasks,), behind a progress bar.
+
+        Those of two samplers differ by the sampler alone.
 
         Args: as of `score`.
 
         Raises:
             ValueError: as `score`.
         """
-        return torch.tensor(self._best(rule, weights)[0])[:, 0]
+        from meta_tasks.progress import progress  # tqdm comes when a bar is shown
+
+        bar = progress(self.configs, desc=f"held-out tasks, {rule.name}", unit="task")
+        return torch.tensor(self._best(rule, weights, configs=bar)[0])[:, 0]
 
     def _best(
         self,
@@ -166,13 +171,14 @@ class HeldOutEvaluation:
         weights: Tensor | None,
         schedule: Schedule | None = None,
         lrs: Sequence[float] | None = None,
+        configs: Iterable[TaskConfig] | None = None,
     ) -> tuple[list[tuple[float, float]], float]:
         """NLL and error of each task at its best lr, and the share of the runs that failed."""
         lrs = self.lrs if lrs is None else lrs
         own = self._schedule(rule) if schedule is None else schedule
         weights = torch.zeros(0) if weights is None else weights
         best, failed = [], 0
-        for number, config in enumerate(self.configs):
+        for number, config in enumerate(self.configs if configs is None else configs):
             of_run = rule.for_run(own.steps, "held-out", self.seed, number)
             runs = [self._run(of_run, weights, own, number, replace(config, lr=lr)) for lr in lrs]
             failed += sum(int(nll.isnan().sum()) for nll, _ in runs)

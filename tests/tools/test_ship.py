@@ -194,9 +194,10 @@ def test_weights_without_held_out_tasks_are_not_compared(tmp_path):
         held_out_losses(tmp_path / "any", {"tasks": {"name": "gaussians"}, "horizon": {}}, 2)
 
 
-def test_held_out_tasks_are_those_of_the_training(tmp_path):
-    """A family that the command has changed is not its preset."""
+def test_held_out_tasks_are_those_of_the_training(tmp_path, capfd):
+    """A family that the command has changed is not its preset; a bar shows how far it is."""
     source = trained(tmp_path / "run")
     meta = weights.load_card(source)["meta_training"]
     small = {**meta, "tasks": {**meta["tasks"], "sizes": [4]}}
     assert not torch.equal(*(held_out_losses(source, protocol, 1) for protocol in (meta, small)))
+    assert capfd.readouterr().err.count("held-out tasks, ") == 2
