@@ -357,6 +357,8 @@ def read_collection(path: Path, device: torch.device) -> tuple[Store, dict[str, 
 
 def validate_network(model: nn.Module, store: Store, settings: Mapping[str, Any], source: str) -> None:
     """Raise ValueError unless the samples and the fixed tensors stored with them are those that ``model`` has."""
+    if empty := next((name for name, tensor in tensors_of(model).items() if tensor.is_meta), None):
+        raise ValueError(f"model: {empty!r} is on the meta device, without values: call model.to_empty(device=…) first")
     own = {name: list(tensor.shape) for name, tensor in tensors_of(model).items()}
     stored = {name: list(shape) for name, shape in settings["shapes"].items()}
     if store.entries:

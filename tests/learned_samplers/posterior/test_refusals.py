@@ -193,6 +193,7 @@ def of(model):
         (lambda: collected().load_into(network(), 3), IndexError, "index .*3 samples, got 3"),
         (lambda: collected().load_into(network(), "last"), TypeError, "'last'"),
         (lambda: collected().load_into(network(9), 0), ValueError, r"'0\.weight' has shape \(8, 4\)"),
+        (lambda: collected().load_into(network().to("meta"), 0), ValueError, r"'0\.weight' is on the meta device"),
         (lambda: SampleCollection.merge([]), ValueError, "collections"),
         (lambda: SampleCollection.merge([collected(), collected(network(6))]), ValueError, r"collections\[1\]"),
         (lambda: SampleCollection.merge([collected(), collected(frozen())]), ValueError, r"'0\.weight' .* not in coll"),
