@@ -201,9 +201,15 @@ class FolderLock:
                 "or close that one first"
             )
         process = f"process {owner['pid']} on host {owner.get('host')}" if "pid" in owner else "another process"
+        from learned_samplers.base.guards.replicas import in_process_group  # which imports what imports this
+
+        together = (
+            ". Or if these processes hold copies of one chain, make PosteriorSamples after DistributedDataParallel, or "
+            "give the sampler distributed='replicated'"
+        )
         return (
             f"{self.path.parent} is being written by {process}: two writers would mix their results. Wait for it or "
-            f"end it; if it is gone, delete {self.path}"
+            f"end it; if it is gone, delete {self.path}{together if in_process_group() else ''}"
         )
 
     @property

@@ -21,13 +21,12 @@ from learned_samplers.posterior import compiled
 from learned_samplers.posterior.collection import SampleCollection
 from learned_samplers.posterior.network import parameters_of, refuse_scripted, tensors_of
 from learned_samplers.posterior.normalisation import validate_policy
-from learned_samplers.posterior.on_disk import FolderStore
+from learned_samplers.posterior.on_disk import FolderStore, RecordsStore
 from learned_samplers.posterior.snapshots import Snapshots, on_device, sampled_parameters, unwrapped, validate_dtype
 from learned_samplers.posterior.store import (
     Entry,
     MemoryStore,
     Progress,
-    RecordsStore,
     compare_settings,
     shapes_to_go_on,
     validate_counts,
@@ -146,7 +145,7 @@ class PosteriorSamples(SampleCollection):
         }
         store: MemoryStore | FolderStore = MemoryStore()
         if path is not None:
-            store = FolderStore(path, settings, self.device) if writes(sampler) else RecordsStore(str(path))
+            store = FolderStore(path, settings, self.device) if writes(sampler) else RecordsStore(path)
         if isinstance(store, FolderStore):
             try:
                 settings["shapes"] = shapes_to_go_on(
@@ -164,6 +163,7 @@ class PosteriorSamples(SampleCollection):
         self._has_stepped = False
         self._largest_rate, self._warned_of_rate = 0.0, False
         self._frozen_since: set[str] = set()
+        self._trainable: dict[str, bool] = {}
         self._sampler: Optimizer | None = sampler
         self._order()
         self._counts = not hasattr(sampler, "step_count")
@@ -190,6 +190,7 @@ class PosteriorSamples(SampleCollection):
                 f"a draw of {type(self._sampler).__name__} cannot be collected inside torch.compile: compile the model "
                 "instead of the step"
             )
+        self._refuse_unseen()
         present = tensors_of(self.model)
         replaced = [name for name, tensor in self._varying.items() if present[name] is not tensor]
         if replaced:
@@ -198,9 +199,23 @@ class PosteriorSamples(SampleCollection):
             )
         self._after_step(step, sampling, cycle, dict(zip(self._varying, tensors, strict=True)))
 
+    def _refuse_unseen(self) -> None:
+        """Raise RuntimeError where ``requires_grad`` has changed in a way that a compiled step does not see.
+
+        Without a gradient it is compiled again; with one it goes on as it was.
+        """
+        own, before = parameters_of(self.model), self._trainable
+        self._trainable = {name: p.requires_grad for name, p in own.items()}
+        for name, now in self._trainable.items():
+            if now != before.get(name, now) and own[name].grad is not None:
+                raise RuntimeError(
+                    f"a compiled step does not see that {name!r} was {'unfrozen' if now else 'frozen'}: call "
+                    "torch.compiler.reset() and make a new PosteriorSamples after that"
+                )
+
     def _after_step(self, step: int, sampling: bool, cycle: int, given: Tensors | None = None) -> None:
         before = self._progress
-        if not self._step_is_known and isinstance(self._store, FolderStore):
+        if not self._step_is_known and self.path is not None:
             place = f"({type(self._sampler).__name__}) counts no steps, so that its place in a chain is not known"
             raise RuntimeError(self._another_chain(place))
         step = before.last_step + 1 if self._counts else step
@@ -223,7 +238,7 @@ class PosteriorSamples(SampleCollection):
 
     def _gone_back(self, step: int) -> str:
         seen = self._progress.last_step
-        if isinstance(self._store, FolderStore) and not self._has_stepped:
+        if self.path is not None and not self._has_stepped:
             return self._another_chain(f"is at step {step}")
         return (
             f"the sampler is at step {step}, but step {seen} has been seen: when a sampler goes back to a checkpoint, "

@@ -231,6 +231,28 @@ class FolderStore:
             self._lock.release()
 
 
+class RecordsStore(MemoryStore):
+    """The records alone of samples that the first process of a replicated or sharded chain writes to ``folder``.
+
+    It begins with those that are there, where it can see the folder: then all processes refuse another chain together.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self.folder = folder
+        if (Path(folder) / INDEX).is_file():
+            written = FolderStore(folder, None, torch.device("cpu"))
+            self.commit(written.entries, {}, written.progress)
+
+    def read(self, index: int) -> Tensors:
+        raise RuntimeError(f"the first process writes the samples of this chain: load them from {self.folder} there")
+
+    def commit(
+        self, entries: Sequence[Entry], added: Mapping[Entry, Tensors], progress: Progress, *, delete: bool = True
+    ) -> None:
+        super().commit(entries, {entry: {} for entry in entries}, progress)
+
+
 def _is_temporary(name: str) -> bool:
     """Whether a file is an unfinished write of one of the folder's own; the holder of the lock may remove it."""
     ours = (".step-", f".{INDEX}.", f".{FIXED}.", f"{LOCK}.")

@@ -128,22 +128,6 @@ class MemoryStore:
         """Do nothing: no file is held open."""
 
 
-class RecordsStore(MemoryStore):
-    """The records alone of samples that the first process of a replicated or sharded chain writes to ``folder``."""
-
-    def __init__(self, folder: str) -> None:
-        super().__init__()
-        self.folder = folder
-
-    def read(self, index: int) -> Tensors:
-        raise RuntimeError(f"the first process writes the samples of this chain: load them from {self.folder} there")
-
-    def commit(
-        self, entries: Sequence[Entry], added: Mapping[Entry, Tensors], progress: Progress, *, delete: bool = True
-    ) -> None:
-        super().commit(entries, {entry: {} for entry in entries}, progress)
-
-
 class StoreView:
     """Some samples of other stores, as these are now, to be read.
 

@@ -81,17 +81,22 @@ def are_replicas(mode: str, params: list[Tensor]) -> bool:
     """Whether the processes hold copies of one chain, for ``distributed=mode``; a local decision, without a message.
 
     "auto" looks for a living `DistributedDataParallel` module that has one of the parameters.
+
+    Raises:
+        RuntimeError: it cannot look, because of ``gc.freeze()``.
     """
     if mode != "auto":
         return mode == "replicated"
     wanted = {id(p) for p in params}
-    modules = (x for x in gc.get_objects() if type(x).__name__ == "DistributedDataParallel")
-    return any(
-        id(p) in wanted
-        for module in modules
-        if isinstance(module, torch.nn.parallel.DistributedDataParallel)
-        for p in module.parameters()
-    )
+    # By the type: isinstance would ask the objects themselves, among them lazy ones.
+    modules = (x for x in gc.get_objects() if issubclass(type(x), torch.nn.parallel.DistributedDataParallel))
+    found = any(id(p) in wanted for module in modules for p in module.parameters())
+    if not found and gc.get_freeze_count():
+        raise RuntimeError(
+            "after gc.freeze() nobody can see whether DistributedDataParallel holds the parameters of this sampler: "
+            "give it distributed='replicated' or 'independent'"
+        )
+    return found
 
 
 def writes(sampler: Any) -> bool:

@@ -119,6 +119,40 @@ again.detach()
 dist.barrier()
 assert len(PosteriorSamples.load(f"{folder}/samples", model)) == 3
 """,
+    "another_chain_in_the_folder_is_refused_by_all": """
+network = DistributedDataParallel(model)
+options = dict(thinning=2, path=f"{folder}/another")
+with PosteriorSamples(network, (sampler := SGHMC(model.parameters(), 0.01, 100)), **options):
+    run(network, sampler, 5)
+dist.barrier()
+fresh = SGHMC(model.parameters(), 0.01, 100)
+with PosteriorSamples(network, fresh, **options) as posterior:
+    assert posterior.steps == [2, 4]
+    assert "holds a chain up to step 4" in refused(RuntimeError, lambda: run(network, fresh, 1))
+""",
+    "copies_that_both_would_write_are_told_how": """
+sampler = SGHMC(model.parameters(), 0.01, 100)
+for turn in range(2):
+    if rank == turn:
+        call = lambda: PosteriorSamples(model, sampler, path=f"{folder}/both")
+        posterior = call() if turn == 0 else refused(RuntimeError, call)
+    dist.barrier()
+assert rank == 0 or "make PosteriorSamples after DistributedDataParallel" in posterior
+""",
+    "a_subclass_is_found_and_what_cannot_be_seen_is_refused": """
+import gc
+class Wrapped(DistributedDataParallel):
+    pass
+network = Wrapped(model)
+sampler = SGHMC(model.parameters(), 0.01, 100)
+run(network, sampler, 3)
+assert sampler.replicated and torch.equal(*everywhere())
+gc.freeze()
+fresh = SGHMC(model.parameters(), 0.01, 100)
+message = refused(RuntimeError, lambda: run(network, fresh, 1))
+gc.unfreeze()
+assert "gc.freeze()" in message and "distributed='replicated'" in message
+""",
     "without_it_they_would_drift": """
 network = DistributedDataParallel(model)
 run(network, SGLD(model.parameters(), 0.01, 100, distributed="independent"), 3)
