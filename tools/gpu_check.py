@@ -34,7 +34,7 @@ from experiments.harness.devices import synchronize
 from experiments.harness.tables import markdown, rectangular
 from torch import Tensor, nn
 
-from learned_samplers import HMC, MCLMC, SGHMC, SGLRW, KineticL2E, PosteriorSamples, SampleCollection
+from learned_samplers import HMC, L2E, MCLMC, SGHMC, SGLRW, AdaptedSGHMC, KineticL2E, PosteriorSamples, SampleCollection
 from learned_samplers.approximations import IVON
 from meta_tasks.datasets import ImageData
 from meta_tasks.inner_loop.schedule import Schedule
@@ -53,6 +53,7 @@ MEMBERS = (2, 32)
 PAPER = 1000 * 2 * 3000  # member-steps of the L2E paper's meta-training
 MORE: dict[str, Callable[[Any], Any]] = {
     "KineticL2E": lambda params: KineticL2E(params, 1e-9, NUM_DATA),
+    "AdaptedSGHMC by L2E": lambda params: AdaptedSGHMC(params, 1e-9, NUM_DATA, warmup_steps=2, warmup=L2E),
     "HMC": lambda params: HMC(params, 1e-9, NUM_DATA, leapfrog_steps=3),
 }
 
