@@ -22,7 +22,14 @@ from learned_samplers.posterior.collection import SampleCollection
 from learned_samplers.posterior.network import parameters_of, refuse_scripted, tensors_of
 from learned_samplers.posterior.normalisation import validate_policy
 from learned_samplers.posterior.on_disk import FolderStore, RecordsStore
-from learned_samplers.posterior.snapshots import Snapshots, on_device, sampled_parameters, unwrapped, validate_dtype
+from learned_samplers.posterior.snapshots import (
+    Snapshots,
+    on_device,
+    sampled_parameters,
+    unwrapped,
+    validate_device,
+    validate_dtype,
+)
 from learned_samplers.posterior.store import (
     Entry,
     MemoryStore,
@@ -132,7 +139,7 @@ class PosteriorSamples(SampleCollection):
             validation.integer("max_samples", max_samples)
         self.burn_in, self.thinning, self.max_samples = burn_in, thinning, max_samples
         self.dtype = validate_dtype(dtype)
-        self.device, self.path = torch.device(device), None if path is None else Path(path)
+        self.device, self.path = validate_device(device), None if path is None else Path(path)
         self.buffers = validate_policy(model, buffers)
         sampled = sampled_parameters(model, sampler)
         settings: dict[str, Any] = {

@@ -27,7 +27,7 @@ from learned_samplers.posterior.network import (
 from learned_samplers.posterior.normalisation import normalisation_buffers, validate_policy
 from learned_samplers.posterior.on_disk import read_collection, save_collection, validate_network
 from learned_samplers.posterior.predict import Predictive
-from learned_samplers.posterior.snapshots import Fingerprints, same_values
+from learned_samplers.posterior.snapshots import Fingerprints, same_values, validate_device
 from learned_samplers.posterior.store import (
     Entry,
     MemoryStore,
@@ -153,7 +153,7 @@ class SampleCollection(Predictive):
                 parameters are not those of ``model``; the message names it.
         """
         validation.module("model", model)
-        store, settings, reestimated = read_collection(Path(path), torch.device(device))
+        store, settings, reestimated = read_collection(Path(path), validate_device(device))
         validate_network(model, store, settings, str(path))
         collection = SampleCollection(model, store, settings)
         collection._fingerprints.validate(store.frozen, str(path))

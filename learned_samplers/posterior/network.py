@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils import parametrize
 
 from learned_samplers.base.sharding import is_sharded
 
@@ -149,6 +150,7 @@ class FunctionalNetwork:
 
     Raises:
         ValueError: the model is sharded: its hooks would put its own weights back.
+        RuntimeError: from a call within ``parametrize.cached()``, where all samples have the first's weights.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -157,6 +159,10 @@ class FunctionalNetwork:
         self._actual = {short: name for name, short in plain_names_of(self.network).items()}
 
     def __call__(self, state: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if parametrize._cache_enabled:
+            raise RuntimeError(
+                "torch.nn.utils.parametrize.cached() keeps the weights that were computed first: predict outside of it"
+            )
         named = {self._actual[name]: tensor for name, tensor in state.items()}
         with attributes_kept(self.network):
             return functional_call(self.network, named, args, dict(kwargs))

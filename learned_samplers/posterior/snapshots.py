@@ -58,6 +58,13 @@ def validate_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
     return dtype
 
 
+def validate_device(device: str | torch.device) -> torch.device:
+    """``device``, if values can be kept there; ValueError otherwise."""
+    if (found := torch.device(device)).type == "meta":
+        raise ValueError(f"device={str(device)!r} keeps no values")
+    return found
+
+
 def mark(tensor: Tensor, *, values: bool = False) -> Any:
     """A cheap mark of a tensor, which changes whenever torch writes to it in place or moves it.
 

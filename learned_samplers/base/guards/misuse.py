@@ -116,7 +116,8 @@ def other_weights(sampler: Any) -> None:
     saved, sampler.saved_weights = sampler.saved_weights, None
     params = [p for group in sampler.param_groups for p in group["params"]]
     for p, before, now in zip(params, saved or (), weight_sums(params), strict=False):
-        if now != before and abs(now - before) > 0.01 * torch.linalg.vector_norm(p, dtype=torch.float32).item():
+        wide = torch.promote_types(p.dtype, torch.float32)
+        if now != before and abs(now - before) > 0.01 * torch.linalg.vector_norm(p, dtype=wide).item():
             warnings.warn(
                 f"the state of {type(sampler).__name__} was loaded, and the weights are not those that were saved with "
                 "it: the chain goes on from elsewhere, with the momentum of another place. Load the model's state too "

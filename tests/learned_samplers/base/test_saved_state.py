@@ -249,6 +249,11 @@ def test_a_state_without_the_weights_that_were_saved_with_it_warns_at_the_next_s
         chain.load_state_dict(saved)
         return chain
 
+    wide = small_network(seed=99).double()
+    with pytest.warns(UserWarning, match="saved from float32"):
+        chain = resume(wide)
+    with pytest.warns(UserWarning, match="weights are not those"):
+        chain.step(closure_for(wide, chain))
     new = small_network(seed=99)
     chain = resume(new)
     with pytest.warns(UserWarning, match="weights are not those"):

@@ -54,6 +54,7 @@ def normed():
         (lambda: collector(thinning=True), TypeError, "thinning.*True"),
         (lambda: collector(max_samples=0), ValueError, "max_samples.*0"),
         (lambda: collector(dtype=torch.int8), TypeError, "dtype.*torch.int8"),
+        (lambda: collector(device="meta"), ValueError, "device.*'meta'"),
         (lambda: collector(buffers="copy"), ValueError, "buffers.*'copy'"),
         (lambda: collector(buffers="reestimate"), ValueError, "buffers='reestimate'"),
         (lambda: collector(normed), ValueError, "buffers='snapshot'.*buffers='reestimate'"),

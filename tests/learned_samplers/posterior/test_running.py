@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune
+from torch.nn.utils import parametrize, prune
 
 from learned_samplers import PosteriorSamples, SampleCollection
 from learned_samplers.posterior import running
@@ -304,6 +304,16 @@ def test_in_half_precision_rounding_is_no_fault():
     samples = collection(ensemble(lambda: nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 3)).bfloat16()))
     assert samples.predict(X.bfloat16()).shape == (40, 3)
     assert samples._runner._uses_weights
+
+
+@pytest.mark.parametrize("vectorize", [None, False])
+def test_within_torchs_cache_of_computed_weights_nothing_is_predicted(vectorize):
+    """It would give every sample the weights of the first."""
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 8)), nn.Tanh(), nn.Linear(8, 3))
+    samples = SampleCollection.from_samples(model, [model.state_dict()])
+    with parametrize.cached(), pytest.raises(RuntimeError, match=r"parametrize\.cached\(\)"):
+        samples.predict(X, vectorize=vectorize)
+    assert samples.predict(X, vectorize=vectorize).shape == (len(X), 3)
 
 
 # torch itself says that TorchScript is on its way out.
