@@ -116,6 +116,7 @@ def _agree(sampler: Any, params: list[Tensor]) -> None:
     Raises:
         ValueError: the sampler reads the loss, which differs from process to process, or its parameters lie on several
             devices. Nothing has changed then.
+        RuntimeError: the processes are at other steps, hold other weights, or not all have a generator.
     """
     own = type(sampler).__name__
     if sampler.reads_loss:
@@ -130,6 +131,12 @@ def _agree(sampler: Any, params: list[Tensor]) -> None:
             f"distributed='replicated' needs all parameters on one device, got {sorted(map(str, devices))}"
         )
     (device,) = devices
+    most, least = (x.tolist() for x in _extremes([sampler.step_count, sampler.generator is not None], device))
+    if most != least:
+        raise RuntimeError(
+            f"copies of one chain are at step {least[0]:g} in one process and at step {most[0]:g} in another, or some "
+            "have a generator and others none: load the sampler's state, and give generator=, in every process"
+        )
     _compare(params, _BEFORE)
     if sampler.generator is None:
         seed = torch.randint(2**62, ())
@@ -145,6 +152,17 @@ def _from_first(value: Tensor, device: torch.device | str, group: Any = None) ->
     return carrier.cpu()
 
 
+def _extremes(values: list[float], device: torch.device, group: Any = None) -> tuple[Tensor, Tensor]:
+    """The largest and the smallest of each value over the processes (of a group)."""
+    own = torch.tensor(values, dtype=torch.float64)
+    both = torch.cat([own, -own])
+    if "nccl" in dist.get_backend(group):
+        both = both.to(device)
+    dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
+    largest, smallest = both.cpu().chunk(2)
+    return largest, -smallest
+
+
 def _compare_all(sampler: Any, params: list[Tensor], when: str) -> None:
     """Compare the copies: in all processes, or along each axis of a mesh those that it has copies of."""
     if sampler.mesh is None:
@@ -157,13 +175,7 @@ def _compare_all(sampler: Any, params: list[Tensor], when: str) -> None:
 
 
 def _compare(params: list[Tensor], when: str, group: Any = None) -> None:
-    own = torch.tensor(norms([p.detach() for p in params]), dtype=torch.float64)
-    both = torch.cat([own, -own])
-    if "nccl" in dist.get_backend(group):
-        both = both.to(params[0].device)
-    dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
-    largest, smallest = both.cpu().chunk(2)
-    smallest = -smallest
+    largest, smallest = _extremes(norms([p.detach() for p in params]), params[0].device, group)
     apart = ~((largest - smallest) <= _TOLERANCE * largest)
     if apart.any():
         i = int(apart.nonzero()[0])

@@ -130,6 +130,15 @@ with PosteriorSamples(network, fresh, **options) as posterior:
     assert posterior.steps == [2, 4]
     assert "holds a chain up to step 4" in refused(RuntimeError, lambda: run(network, fresh, 1))
 """,
+    "a_state_that_one_process_alone_has_loaded_is_told_of": """
+network = DistributedDataParallel(model)
+sampler = SGHMC(model.parameters(), 0.01, 100)
+run(network, sampler, 3)
+fresh = SGHMC(model.parameters(), 0.01, 100)
+if rank == 0:
+    fresh.load_state_dict(sampler.state_dict())
+assert "at step 0 in one process and at step 3 in another" in refused(RuntimeError, lambda: run(network, fresh, 1))
+""",
     "copies_that_both_would_write_are_told_how": """
 sampler = SGHMC(model.parameters(), 0.01, 100)
 for turn in range(2):
