@@ -107,8 +107,6 @@ def parameter(name: str, value: Any) -> None:
         return
     if torch.nn.parameter.is_lazy(value):
         raise ValueError(f"{name} is not initialised (a lazy module): run the network on one batch before")
-    if value.is_meta:
-        raise ValueError(f"{name} is on the meta device, without values: make the sampler after model.to_empty()")
     if not value.is_floating_point():
         raise TypeError(f"{name} must be a real floating-point tensor, got dtype {value.dtype}")
     if value.layout != torch.strided:
