@@ -353,11 +353,17 @@ def inverse_root(covariance: Tensor) -> Tensor:
     ridged = torch.addcdiv(_RIDGE * eye, finite, size)
     if ridged.is_cuda:  # a decomposition there takes some ten times as long
         return newton_inverse_root(ridged).to(covariance.dtype)
-    try:
-        values, vectors = torch.linalg.eigh(ridged)
-    except torch.linalg.LinAlgError:
-        values, vectors = (x.to(finite) for x in torch.linalg.eigh(ridged.double()))
+    values, vectors = eigen(ridged)
     return ((vectors * values.clamp(min=_RIDGE).pow(-0.5).unsqueeze(-2)) @ vectors.mT).to(covariance.dtype)
+
+
+def eigen(symmetric: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors, by double precision where single precision does not converge."""
+    try:
+        values, vectors = torch.linalg.eigh(symmetric)
+    except torch.linalg.LinAlgError:
+        values, vectors = (x.to(symmetric) for x in torch.linalg.eigh(symmetric.double()))
+    return values, vectors
 
 
 def newton_inverse_root(a: Tensor) -> Tensor:

@@ -178,8 +178,5 @@ def _eigen(covariance: Tensor) -> tuple[Tensor, Tensor]:
     ridge = _RIDGE * torch.linalg.matrix_norm(finite, keepdim=True)
     # The ridge first: with inputs that are always zero the decomposition may not converge in single precision.
     ridged = finite + ridge * torch.eye(finite.shape[-1], dtype=finite.dtype, device=finite.device)
-    try:
-        values, vectors = torch.linalg.eigh(ridged)
-    except torch.linalg.LinAlgError:
-        values, vectors = (x.to(finite) for x in torch.linalg.eigh(ridged.double()))
+    values, vectors = matrices.eigen(ridged)
     return torch.maximum(values, ridge[..., 0]), vectors

@@ -439,13 +439,15 @@ def test_samples_are_those_of_a_frozen_mass(length, badge, steps, cycles):
 
 @EVERY_WARMUP
 @DTYPES
+@pytest.mark.parametrize("mass", ["diagonal", "matrix"])
 @pytest.mark.parametrize("own_generator", [True, False])
-@pytest.mark.parametrize("done", [2, 4, 8, 11])
-def test_a_chain_and_a_copy_of_it_go_on_bit_for_bit_in_each_of_its_phases(done, own_generator, warmup, dtype):
+@pytest.mark.parametrize("done", [2, 4, 5, 8, 11])
+def test_a_chain_and_a_copy_of_it_go_on_bit_for_bit_in_each_of_its_phases(done, own_generator, mass, warmup, dtype):
     def begin():
         model = small_network().to(dtype)
         generator = torch.Generator().manual_seed(2) if own_generator else None
-        return model, adapted(model.named_parameters(), warmup, cycle_length=LENGTH, generator=generator)
+        own = dict(mass=mass, cycle_length=LENGTH, generator=generator)
+        return model, adapted(model.named_parameters(), warmup, **own)
 
     def run(model, sampler, start):
         for number in range(start, 20):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 
 import numpy as np
@@ -15,7 +14,7 @@ from learned_samplers.base import matrices
 from learned_samplers.classical import mass
 from learned_samplers.classical.adapted_rule import adapted_rule
 from learned_samplers.classical.mass import MASSES
-from tests.harness import closure_for, flat, same, small_network
+from tests.harness import closure_for, same, small_network
 
 N = 100
 #: Four steps explore, two settle; cycles of nine.
@@ -248,37 +247,6 @@ def test_on_few_data_with_a_wide_prior_the_mass_is_not_frozen_too_early(share):
 
 
 # ---------------------------------------------------------------- its life in a chain
-
-
-@EVERY_WARMUP
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("done", [2, 4, 5, 8, 11])
-def test_a_chain_goes_on_bit_for_bit_in_each_of_its_phases_and_cycles(done, dtype, warmup):
-    def begin():
-        model = small_network().to(dtype)
-        return model, adapted(model.named_parameters(), warmup, cycle_length=LENGTH, generator=torch.Generator())
-
-    def run(model, sampler, start):
-        kept = None
-        for number in range(start, 20):
-            for i, p in enumerate(model.parameters()):
-                generator = torch.Generator().manual_seed(10 * number + i)
-                p.grad = p.detach() + torch.randn(p.shape, generator=generator).to(dtype)
-            if number == done and not start:
-                kept = copy.deepcopy([model.state_dict(), sampler.state_dict(), (model, sampler)])
-            sampler.step()
-        return kept
-
-    model, sampler = begin()
-    weights, state, twin = run(model, sampler, 0)
-    other, resumed = begin()
-    other.load_state_dict(weights)
-    resumed.load_state_dict(state)
-    run(other, resumed, done)
-    run(*twin, done)
-    assert resumed.cycle == 2
-    assert torch.equal(flat(other), flat(model))
-    assert torch.equal(flat(twin[0]), flat(model))
 
 
 @pytest.mark.parametrize("without", [{3}, {4}, {5}, {3, 4, 5}])

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from experiments.harness.runs.methods import soap
 from experiments.harness.runs.muon import Muon, Shampoo
 from learned_samplers import L2E, SGHMC, AdaptedSGHMC, WhitenedSGHMC
 from learned_samplers.approximations import IVON
@@ -43,14 +44,8 @@ def _plain(make: Callable[..., torch.optim.Optimizer], **own: Any) -> Make:
     return lambda params, lr, num_data, steps: make(params, lr=lr, **own)
 
 
-def _soap(params: list[torch.Tensor], lr: float) -> torch.optim.Optimizer:
-    from pytorch_optimizer import SOAP
-
-    return SOAP(params, lr=lr, weight_decay=0.0)
-
-
 _SGD, _ADAM = _plain(torch.optim.SGD, momentum=0.9), _plain(torch.optim.Adam)
-_MUON, _SHAMPOO, _SOAP = _plain(Muon), _plain(Shampoo), _plain(_soap)
+_MUON, _SHAMPOO, _SOAP = _plain(Muon), _plain(Shampoo), _plain(soap, weight_decay=0.0)
 
 
 def _ivon(params: list[torch.Tensor], lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:

@@ -102,6 +102,12 @@ ROWS: dict[str, dict[str, Row]] = {
         "AdaptedSGHMC": Row("AdaptedSGHMC", 0.009),
         "PSGLD": Row("PSGLD"),
         "BAOA": Row("BAOA", 0.05),
+        "SGLD": Row("SGLD"),
+        "SGLRW": Row("SGLRW"),
+        "SGNHT": Row("SGNHT"),
+        "EntropyMCMC": Row("EntropyMCMC"),
+        "MCLMC": Row("MCLMC"),
+        "L2E, network l2e-sparse": Row("L2E", network="l2e-sparse"),
     },
     "fashion": {
         "SGHMC": Row("SGHMC", 0.1),
