@@ -36,7 +36,7 @@ def positive(name: str, value: Any) -> None:
 
 
 def number_of_data(value: Any) -> None:
-    """``num_data``: a number greater than 0, and neither the data themselves nor their loader."""
+    """``num_data``: a number, 1 or greater, and neither the data themselves nor their loader."""
     dataset = getattr(value, "dataset", value)
     if not isinstance(value, Tensor | str) and hasattr(dataset, "__len__"):
         of = "len(loader.dataset)" if dataset is not value else "len() of it"
@@ -46,6 +46,8 @@ def number_of_data(value: Any) -> None:
     if value is None:
         raise TypeError("num_data must be the number of training examples, such as len(train_set), got None")
     positive("num_data", value)
+    if value < 1:
+        raise ValueError(f"num_data must be the number of training examples, 1 at least, got {value}")
 
 
 def non_negative(name: str, value: Any) -> None:

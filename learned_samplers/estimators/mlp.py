@@ -284,6 +284,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
             with columns_named(X, y):
                 x, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
                 y = np.asarray(y, dtype=np.float64)
+                if not np.isfinite(y).all():  # of an object array, which scikit-learn lets through
+                    raise ValueError("y has missing values")
             self._student = self.likelihood == "student"
             self._y_mean, self._y_scale = (float(v) for v in location_and_scale(y))
             if np.ptp(y) == 0 and self._y_mean:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
 
 
@@ -46,25 +47,37 @@ def as_before_on_error(model: BaseEstimator) -> Iterator[None]:
 @contextmanager
 def columns_named(X: Any, y: Any = None) -> Iterator[None]:
     """Where a word, a date or a missing value is refused, name its column of X, or y, as NumPy does not."""
+    for name, table in (("X", X), ("y", y)):
+        # NumPy would make numbers of them, of a missing one, too.
+        if (kind := np.asarray(table).dtype).kind in "mM":
+            raise ValueError(f"{name} holds dates or times ({kind}): make numbers of them, days since the first say")
     try:
         yield
     except (ValueError, TypeError) as error:
         if "feature names should match" in str(error):
             raise  # other columns than those of fit, which scikit-learn names
+        if issparse(X):
+            raise TypeError(
+                "X is a sparse matrix, dense data is required: OneHotEncoder(sparse_output=False), "
+                "ColumnTransformer(sparse_threshold=0) or X.toarray() give it"
+            ) from error
         values = np.asarray(X, dtype=object)
-        columns = list(values.T) if values.ndim == 2 else []
-        names = [f"X has a column {name!r}" for name in getattr(X, "columns", range(len(columns)))]
-        if y is not None:
-            columns, names = [*columns, np.ravel(np.asarray(y, dtype=object))], [*names, "y is a column"]
-        for name, column in zip(names, columns, strict=True):
+        columns = values.T if values.ndim == 2 else ()
+        for name, column in zip(getattr(X, "columns", range(len(columns))), columns, strict=True):
             if (word := next(filter(_is_word, column), None)) is not None:
                 raise ValueError(
-                    f"{name} of words or dates ({word!r}): make numbers of them, by OneHotEncoder say"
+                    f"X has a column {name!r} of words or dates ({word!r}): make numbers of them, words by "
+                    "OneHotEncoder(sparse_output=False) say"
                 ) from error
             if any(map(is_missing, column)):
                 raise ValueError(
-                    f"{name} with missing or infinite values: fill them in, by SimpleImputer say"
+                    f"X has a column {name!r} with missing or infinite values: fill them in, by SimpleImputer say"
                 ) from error
+        targets = np.ravel(np.asarray(y, dtype=object)) if y is not None else ()
+        if (word := next(filter(_is_word, targets), None)) is not None:
+            raise ValueError(f"y holds words or dates ({word!r}): for classes take BayesianMLPClassifier") from error
+        if any(map(is_missing, targets)):
+            raise ValueError("y has missing or infinite values: leave these rows out") from error
         raise
 
 

@@ -42,6 +42,8 @@ from learned_samplers.posterior.tensor_files import Tensors, require_finite
 
 #: Below this share of the largest learning rate of a kept sample, samples are near copies of each other.
 VANISHING = 0.01
+#: Times T, or 1: a kinetic temperature above it is that of a chain that has run away, not of minibatches' heat.
+RUNAWAY = 30.0
 
 
 class PosteriorSamples(SampleCollection):
@@ -168,7 +170,7 @@ class PosteriorSamples(SampleCollection):
         )
         self._progress = store.progress
         self._has_stepped = False
-        self._largest_rate, self._warned_of_rate = 0.0, False
+        self._largest_rate, self._warned_of_rate, self._warned_of_heat = 0.0, False, False
         self._frozen_since: set[str] = set()
         self._trainable: dict[str, bool] = {}
         self._sampler: Optimizer | None = sampler
@@ -290,6 +292,25 @@ class PosteriorSamples(SampleCollection):
         self._progress = progress
         if added:
             self._warn_of_a_vanishing_rate(step)
+            if number.bit_count() == 1:  # the 1st, 2nd, 4th, ...: it costs a pass over the momenta
+                self._warn_of_a_chain_that_runs_away(step)
+
+    def _warn_of_a_chain_that_runs_away(self, step: int) -> None:
+        """Once, where a sample is kept at a kinetic temperature far above the one that was asked for."""
+        sampler: Any = self._sampler
+        if self._warned_of_heat or not hasattr(sampler, "temperatures"):
+            return
+        for measured, group in zip(sampler.temperatures(), sampler.param_groups, strict=True):
+            kinetic, asked = measured["kinetic"], float(group["temperature"])
+            if kinetic > RUNAWAY * max(asked, 1.0):
+                self._warned_of_heat = True
+                warnings.warn(
+                    f"the sample of step {step} was kept at a kinetic temperature of {kinetic:.3g}, where "
+                    f"temperature={asked:g} was asked for: this chain samples no posterior. Usual causes: no "
+                    "zero_grad() between steps, a loss that is a sum, step() without the GradScaler's, a large lr",
+                    stacklevel=2,
+                )
+                return
 
     def _warn_of_a_vanishing_rate(self, step: int) -> None:
         """Once, where a sample is kept at a learning rate far below that of others."""
@@ -310,7 +331,12 @@ class PosteriorSamples(SampleCollection):
             )
 
     def _why_empty(self) -> str:
-        return self._progress.why_empty(self.burn_in, self.thinning)
+        why = self._progress.why_empty(self.burn_in, self.thinning)
+        warmup = self._sampler.param_groups[0].get("warmup_steps") if self._sampler is not None else None
+        total = getattr(self._sampler, "total_steps", None)
+        if warmup and self._progress.phase_start == self._progress.last_step:
+            why += f"; it warms up for {warmup} steps" + (f" of total_steps={total}" if total else "")
+        return why
 
     def _follow_sampler(self, step: int, *, may_join: bool) -> None:
         """Before the first sample take what the sampler samples now; later refuse what joined, say what froze."""

@@ -124,7 +124,10 @@ def _one_batch(x: Any, dtype: torch.dtype | None) -> Batch:
     items = list(x.values()) if isinstance(x, Mapping) else list(x) if isinstance(x, tuple) else [x]
     if not items or not all(isinstance(item, Tensor | np.ndarray) for item in items):
         kind = type(next((item for item in items if not isinstance(item, Tensor | np.ndarray)), x)).__name__
-        raise TypeError(f"x must be a tensor, an array, a tuple or dictionary of them, or a DataLoader, got {kind}")
+        advice = ": of a loader's batch [inputs, targets] give the inputs" if isinstance(x, list) else ""
+        raise TypeError(
+            f"x must be a tensor, an array, a tuple or dictionary of them, or a DataLoader, got {kind}{advice}"
+        )
     tensors = [_as_tensor(item, dtype) for item in items]
     lengths = [len(item) if item.ndim else 0 for item in tensors]
     if lengths[0] == 0 or len(set(lengths)) != 1:

@@ -34,6 +34,7 @@ ARGUMENTS = [
     ("lr", torch.ones(2), TypeError),
     ("num_data", 0, ValueError),
     ("num_data", -5, ValueError),
+    ("num_data", 0.5, ValueError),
     ("num_data", INF, ValueError),
     ("num_data", None, TypeError),
     ("num_data", DataLoader(range(40), batch_size=8), TypeError),

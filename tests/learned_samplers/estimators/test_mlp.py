@@ -11,7 +11,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from learned_samplers.estimators import BayesianMLPClassifier, BayesianMLPRegressor, mlp, sampling
@@ -182,12 +182,22 @@ def test_refusals(settings, error, named):
             [1, 2],
             "'day'.*dates",
         ),
-        ([[0.0], [1.0], [2.0]], [1, "two", 3], "y.*'two'"),
+        (pd.DataFrame({"day": pd.to_datetime(["2026-01-01", None])}), [1, 2], "X holds dates"),
+        (np.array(["2026-01-01", "NaT"], "datetime64[ns]")[:, None], [1, 2], "X holds dates"),
+        ([[0.0], [1.0]], np.array([1, 2], "timedelta64[s]"), "y holds dates or times"),
+        ([[0.0], [1.0], [2.0]], [1, "two", 3], "y.*'two'.*BayesianMLPClassifier"),
+        ([[0.0], [1.0], [2.0]], [1, None, 3], "y.*leave these rows out"),
     ],
 )
 def test_tables_refused(x, y, named):
     with pytest.raises(ValueError, match=named):
         BayesianMLPRegressor(**SMALL).fit(x, y)
+
+
+def test_what_an_encoder_of_words_makes_by_default_is_refused_with_its_option():
+    words = make_pipeline(OneHotEncoder(), BayesianMLPRegressor(**SMALL))
+    with pytest.raises(TypeError, match=r"sparse_output=False"):
+        words.fit([["red"], ["blue"], ["red"]], [1.0, 2.0, 3.0])
 
 
 def test_weights_and_single_classes_are_refused():

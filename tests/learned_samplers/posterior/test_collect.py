@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from learned_samplers import SGHMC, SGLD, CyclicalSchedule, CyclicalSGMCMC, PosteriorSamples
+from learned_samplers import SGHMC, SGLD, AdaptedSGHMC, CyclicalSchedule, CyclicalSGMCMC, PosteriorSamples
 from learned_samplers.approximations import IVON
 from tests.learned_samplers.posterior.common import X, Y, collect, equal, network, same, sgd, sghmc, train
 
@@ -130,6 +130,15 @@ def test_without_a_sample_the_error_says_why(tmp_path, steps, sampler, options, 
     assert not list(tmp_path.iterdir())
 
 
+def test_without_a_sample_a_sampler_that_warms_up_says_for_how_long():
+    model = network()
+    sampler = AdaptedSGHMC(model.parameters(), num_data=20, total_steps=60)
+    posterior = PosteriorSamples(model, sampler)
+    train(model, sampler, 3)
+    with pytest.raises(RuntimeError, match=r"after 3 steps .*it warms up for 30 steps of total_steps=60"):
+        posterior.save("none.safetensors")
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_dtype_of_storage(dtype):
     model, sampler, posterior = collect(steps=1, dtype=dtype)
@@ -241,6 +250,21 @@ def test_a_vanishing_learning_rate_is_warned_of_once(number, recwarn):
             run([5e-7, 5e-7])
         run([0.0, 0.0])
         assert posterior.steps == [3, 5, 7, 9, 11, 13]
+
+
+def test_a_chain_that_runs_away_is_warned_of_once(recwarn):
+    model, sampler, posterior = collect(steps=0, make=sghmc, burn_in=0, thinning=1)
+    with posterior:
+        train(model, sampler, 2)
+        assert not recwarn
+        for state in sampler.state.values():
+            state["momentum"].fill_(1e3)
+        train(model, sampler, 1)  # the third: only the first, second, fourth, ... are looked at
+        assert not recwarn
+        with pytest.warns(UserWarning, match=r"step 4 was kept at a kinetic temperature of .*temperature=1 was asked"):
+            train(model, sampler, 1)
+        train(model, sampler, 4)
+        assert len(posterior) == 8
 
 
 @pytest.mark.parametrize("kind", ["schedule", "draws"])

@@ -92,7 +92,7 @@ BATCHES = BatchSampler(RandomSampler(PAIRS), 4, drop_last=False)
         (shuffling(sampler=BATCHES, batch_size=None), {}, ValueError, "x must not shuffle"),
         (DataLoader([]), {}, ValueError, "x .*loader"),
         (DataLoader(TensorDataset(X, X, X)), {}, ValueError, "3 items"),
-        ([1.0], {}, TypeError, "x .*list"),
+        ([1.0], {}, TypeError, "x .*list: of a loader.s batch .* give the inputs"),
         ({"x": "text"}, {}, TypeError, "x .*str"),
         ({"x": X, "y": X[:3]}, {}, ValueError, r"x .*\[7, 3\]"),
         (np.zeros((0, 4)), {}, ValueError, "x .*at least one example"),
