@@ -42,7 +42,7 @@ from learned_samplers.posterior.tensor_files import Tensors, require_finite
 
 #: Below this share of the largest learning rate of a kept sample, samples are near copies of each other.
 VANISHING = 0.01
-#: Times T, or 1: a kinetic temperature above it is that of a chain that has run away, not of minibatches' heat.
+#: Times T, or 1: a kinetic temperature that no chain near its posterior has; minibatches rarely heat it so far.
 RUNAWAY = 30.0
 
 
@@ -306,8 +306,9 @@ class PosteriorSamples(SampleCollection):
                 self._warned_of_heat = True
                 warnings.warn(
                     f"the sample of step {step} was kept at a kinetic temperature of {kinetic:.3g}, where "
-                    f"temperature={asked:g} was asked for: this chain samples no posterior. Usual causes: no "
-                    "zero_grad() between steps, a loss that is a sum, step() without the GradScaler's, a large lr",
+                    f"temperature={asked:g} was asked for: it is no sample of the posterior. Usual causes: "
+                    "too short a burn_in, no zero_grad() between steps, a loss that is a sum, step() without the "
+                    "GradScaler's, or an lr so large that minibatches heat the chain",
                     stacklevel=2,
                 )
                 return
