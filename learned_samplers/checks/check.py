@@ -115,14 +115,19 @@ def check_sampler(
     validation.non_negative("gradient_noise", gradient_noise)
     if validation.number("refinement", refinement) <= 1:
         raise ValueError(f"refinement must be greater than 1, got {refinement}")
+    for name, values in (("stiffness", stiffness), ("curvature", curvature)):
+        if values is not None and not isinstance(values, list | tuple):
+            raise TypeError(f"{name} must be a tuple or a list of numbers, got {type(values).__name__}")
     if not (stiffness if curvature is None else curvature):
         raise ValueError("stiffness or curvature must have at least one value")
     if without_replacement is not None:
         validation.integer("without_replacement", without_replacement, least=2)
     if steps is not None:
-        validation.integer("steps", steps)
+        validation.integer("steps", steps, least=2)
     probe = made_by(factory, "factory")
     refuse(probe, "check_sampler")
+    if any(group.get("prior_mean") is not None for group in probe.param_groups):
+        raise ValueError("prior_mean must be left out: the target's prior is around zero, and the law is of one shape")
     if per_chain is None:
         per_chain = isinstance(probe, HMC)
     if per_chain and len(shape) > 1:

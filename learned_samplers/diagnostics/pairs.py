@@ -100,7 +100,10 @@ def exploration(
     barrier[chosen] = lines.barriers
     steps, chains = np.array(samples.steps), np.array(samples.chains)
     apart = np.where(chains[first] == chains[second], abs(steps[first] - steps[second]), np.inf)
-    matrices = (cosine_similarity(samples, origin), *_predictions(samples.predict_samples(x, **how), labels))
+    probs = samples.predict_samples(x, **how)
+    if probs.ndim == 2:  # the probability of class 1 of two
+        probs = probs.unsqueeze(-1)
+    matrices = (cosine_similarity(samples, origin), *_predictions(probs, labels))
     cosine, kl, differ, ambiguity = (each[first, second] for each in matrices)
     return Exploration(pairs, apart, cosine, kl, differ, ambiguity, barrier, lines)
 

@@ -25,6 +25,7 @@ from learned_samplers.estimators.tables import (
     columns_named,
     is_missing,
     location_and_scale,
+    refuse_dates,
     rounding,
 )
 from learned_samplers.estimators.verdict import verdict
@@ -350,6 +351,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
     def log_density(self, X: Any, y: Any) -> np.ndarray:
         """log p(y | x, data) of every row, in the targets' own units: the score that rewards mean and spread."""
         check_is_fitted(self, "posterior_")
+        refuse_dates("y", y)
         y = column_or_1d(y, dtype=np.float64)
         if not np.isfinite(y).all():
             raise ValueError("y must be finite numbers, got missing or infinite ones")

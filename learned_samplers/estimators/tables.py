@@ -48,9 +48,7 @@ def as_before_on_error(model: BaseEstimator) -> Iterator[None]:
 def columns_named(X: Any, y: Any = None) -> Iterator[None]:
     """Where a word, a date or a missing value is refused, name its column of X, or y, as NumPy does not."""
     for name, table in (("X", X), ("y", y)):
-        # NumPy would make numbers of them, of a missing one, too.
-        if (kind := np.asarray(table).dtype).kind in "mM":
-            raise ValueError(f"{name} holds dates or times ({kind}): make numbers of them, days since the first say")
+        refuse_dates(name, table)
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -81,6 +79,13 @@ def columns_named(X: Any, y: Any = None) -> Iterator[None]:
         raise
 
 
+def refuse_dates(name: str, table: Any) -> None:
+    """ValueError if a whole table is of dates or times, of which NumPy makes numbers, also of a missing one."""
+    kinds = np.ravel(np.asarray(getattr(table, "dtypes", getattr(table, "dtype", None)), dtype=object))
+    if len(kinds) and all(getattr(kind, "kind", "") in ("m", "M") for kind in kinds):
+        raise ValueError(f"{name} holds dates or times ({kinds[0]}): make numbers of them, days since the first say")
+
+
 def _is_word(value: Any) -> bool:
     """Whether it is a string that is no number, or a date."""
     if isinstance(value, str):
@@ -88,13 +93,14 @@ def _is_word(value: Any) -> bool:
             float(value)
         except ValueError:
             return True
-    return isinstance(value, datetime.date | datetime.timedelta | np.datetime64 | np.timedelta64)
+    dates = datetime.date | datetime.timedelta | np.datetime64 | np.timedelta64
+    return isinstance(value, dates) or type(value).__name__ == "Period"
 
 
 def is_missing(value: Any) -> bool:
     """Whether it is None, pandas' NA or a number that is not finite."""
     return (
         value is None
-        or type(value).__name__ == "NAType"
+        or type(value).__name__ in ("NAType", "NaTType")
         or (isinstance(value, float | np.floating) and not math.isfinite(value))
     )

@@ -17,7 +17,10 @@ TOLERANCE = 1e-3
 def as_tensor(name: str, value: Any) -> Tensor:
     """``value`` as a tensor outside the autograd tape; TypeError, naming the argument, if torch cannot read it."""
     try:
-        return torch.as_tensor(readable(value) if isinstance(value, np.ndarray) else value).detach()
+        if hasattr(value, "__array__") and not isinstance(value, Tensor):  # pandas' would be read by its index
+            value = readable(np.asarray(value))
+            value = value if value.flags.writeable else value.copy()
+        return torch.as_tensor(value).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} must be a tensor or an array, got {type(value).__name__} ({error})") from error
 

@@ -98,6 +98,11 @@ class Chains(nn.Module):
             here, there = ({k: tuple(p.shape) for k, p in each.items()} for each in (own, named[0]))
             if here != there or type(networks[position]) is not type(first):
                 raise ValueError(f"networks[{position}] has other parameters than networks[0]: {here} and {there}")
+            if str(networks[position]) != str(first):
+                lines = set(str(networks[position]).splitlines()) - set(str(first).splitlines())
+                raise ValueError(f"networks[{position}] has other layers than networks[0]: {sorted(lines)}")
+            if fixed := rest.keys() - shared[0].keys():
+                raise ValueError(f"networks[{position}]: {min(fixed)!r} is not sampled, but of networks[0] it is")
             for name, tensor in shared[0].items():
                 if name not in rest or not same_values(tensor.detach(), rest[name].detach()):
                     raise ValueError(f"networks[{position}]: {name!r} is not sampled and differs from networks[0]'s")
@@ -210,7 +215,8 @@ class Chains(nn.Module):
             self._averaged = True
             warnings.warn(
                 f"the losses of {self.count} chains each count 1/{self.count}: take losses.sum().backward(), not their "
-                "mean, which makes every chain's likelihood so much weaker",
+                "mean, which makes every chain's likelihood so much weaker (a sum over as many minibatches as chains, "
+                f"each divided by {self.count}, is right)",
                 stacklevel=2,
             )
 

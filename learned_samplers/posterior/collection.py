@@ -289,13 +289,19 @@ class SampleCollection(Predictive):
             UserWarning: two of the chains begin with the same sample, as a chain and its copy do.
 
         Raises:
+            TypeError: one collection or path in the place of several, or something else among them.
             ValueError: no collection, or ones of different networks, policies or frozen parameters, by name.
         """
+        if isinstance(collections, str | os.PathLike | SampleCollection):
+            raise TypeError(f"collections must be a list of them, got one {type(collections).__name__}")
         if not collections:
             raise ValueError("collections must hold at least one collection, got none")
         chains: list[SampleCollection] = []
         for position, item in enumerate(collections):
             if not isinstance(item, SampleCollection):
+                if not isinstance(item, str | os.PathLike):
+                    kind = type(item).__name__
+                    raise TypeError(f"collections[{position}] must be a collection, a file or a folder, got {kind}")
                 if model is None:
                     raise ValueError(f"model must be given to read collections[{position}], {str(item)!r}")
                 item = SampleCollection.load(item, model, device=device)

@@ -47,7 +47,11 @@ class Never(bent(Langevin)):
         (sgld, {"curvature": [0.0]}, ValueError, "curvature"),
         (sgld, {"stiffness": ()}, ValueError, "stiffness"),
         (sgld, {"stiffness": (5e-7, 0.5)}, ValueError, "stiffness 5e-07.*steps="),  # before any is run
+        (sgld, {"stiffness": torch.tensor([0.1, 0.2])}, TypeError, "stiffness.*Tensor"),
+        (sgld, {"curvature": 0.1}, TypeError, "curvature.*float"),
         (sgld, {"steps": -1}, ValueError, "steps"),
+        (sgld, {"steps": 1}, ValueError, "steps"),
+        (lambda p: SGLD(p, 0.1, N, prior_precision=1.0, prior_mean="initial"), {}, ValueError, "prior_mean"),
         *((sgld, {"without_replacement": x}, ValueError, "without_replacement") for x in (0, 1)),
         *((sgld, {"without_replacement": x}, TypeError, "without_replacement") for x in (2.5, True)),
         *((sgld, {"coordinates": x}, ValueError, "coordinates") for x in (1, (1, 1), (), (4, 0))),

@@ -89,6 +89,16 @@ def test_each_pair_has_the_metrics_of_its_two_samples():
     assert found.barrier.max() < 1e-6  # of a convex loss
 
 
+def test_one_logit_of_two_classes_may_lack_an_axis():
+    models = [nn.Sequential(nn.Linear(1, 1), nn.Flatten(0)) for _ in range(3)]
+    whole = [nn.Sequential(nn.Linear(1, 1), nn.Flatten(1)) for _ in range(3)]
+    for one, other in zip(models, whole, strict=True):
+        other.load_state_dict(one.state_dict())
+    flat, usual = (diagnostics.exploration(collected(*each), X, LABELS, output="binary") for each in (models, whole))
+    assert flat.kl.tolist() == usual.kl.tolist()
+    assert flat.barrier.tolist() == usual.barrier.tolist()
+
+
 def test_some_lines_stand_for_all():
     few = diagnostics.exploration(SAMPLES, X, LABELS, max_lines=2)
     again = diagnostics.exploration(SAMPLES, X, LABELS, max_lines=2)

@@ -183,6 +183,8 @@ def test_refusals(settings, error, named):
             "'day'.*dates",
         ),
         (pd.DataFrame({"day": pd.to_datetime(["2026-01-01", None])}), [1, 2], "X holds dates"),
+        (pd.DataFrame({"day": pd.to_datetime(["2026-01-01", None], utc=True)}), [1, 2], "X holds dates"),
+        (pd.DataFrame({"n": [1.0, 2.0], "p": pd.period_range("2026", periods=2)}), [1, 2], "'p'.*dates"),
         (np.array(["2026-01-01", "NaT"], "datetime64[ns]")[:, None], [1, 2], "X holds dates"),
         ([[0.0], [1.0]], np.array([1, 2], "timedelta64[s]"), "y holds dates or times"),
         ([[0.0], [1.0], [2.0]], [1, "two", 3], "y.*'two'.*BayesianMLPClassifier"),
@@ -198,6 +200,14 @@ def test_what_an_encoder_of_words_makes_by_default_is_refused_with_its_option():
     words = make_pipeline(OneHotEncoder(), BayesianMLPRegressor(**SMALL))
     with pytest.raises(TypeError, match=r"sparse_output=False"):
         words.fit([["red"], ["blue"], ["red"]], [1.0, 2.0, 3.0])
+
+
+def test_targets_that_are_dates_are_refused():
+    fitted, (x, _) = BayesianMLPRegressor(**SMALL).fit(*table()), table()
+    with pytest.raises(ValueError, match="y holds dates"):
+        fitted.log_density(x, pd.Series(pd.to_datetime(["2026-01-01"] * len(x))))
+    with pytest.raises(ValueError, match="y has missing labels"):
+        BayesianMLPClassifier(**SMALL).fit([[0.0], [1.0], [2.0]], pd.Series(pd.to_datetime(["2025", "2026", None])))
 
 
 def test_weights_and_single_classes_are_refused():

@@ -1,6 +1,7 @@
 """Arrays of every layout and byte order are read."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -26,6 +27,12 @@ def test_arrays_of_every_form_are_read(form):
     )
     warmer = metrics.with_temperature(change(PROBS), 2.0)
     assert torch.equal(warmer, metrics.with_temperature(PROBS, 2.0))
+
+
+def test_tables_are_read_by_position_whatever_their_index_says():
+    index = np.arange(len(PROBS))[::-1] + 5
+    found = metrics.nll(pd.DataFrame(PROBS, index), pd.Series(LABELS, index))
+    assert found == metrics.nll(PROBS, LABELS)
 
 
 @pytest.mark.parametrize("form", FORMS)

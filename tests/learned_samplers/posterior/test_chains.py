@@ -420,6 +420,17 @@ def test_tied_weights_stay_one(separate):
     torch.testing.assert_close(samples.predict_samples(x, output="regression"), chains(x).detach())
 
 
+@pytest.mark.parametrize(
+    ("second", "named"),
+    [(nn.ReLU(), r"networks\[1\] has other layers.*ReLU"), (nn.Tanh(), r"networks\[1\]: '0.bias' is not sampled")],
+)
+def test_networks_of_other_layers_or_other_frozen_weights_are_refused(second, named):
+    networks = [nn.Sequential(nn.Linear(3, 4), each, nn.Linear(4, 2)) for each in (nn.Tanh(), second)]
+    networks[1][0].bias.requires_grad_(isinstance(second, nn.ReLU))
+    with pytest.raises(ValueError, match=named):
+        Chains(networks)
+
+
 def test_networks_that_vmap_cannot_run_are_named():
     class Recurrent(nn.Module):
         def __init__(self):
