@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learned_samplers import BAOA, PSGLD, SGHMC, SGLD, check_sampler
+from learned_samplers import BAOA, PSGLD, SGHMC, SGLD
 from tests.harness import NEED_CLOSURE, NEED_DRAWS, SAMPLERS, flat, small_network
 
 N = 100
@@ -96,9 +96,3 @@ def test_frozen_parameters_and_groups_have_their_own_means():
     assert torch.equal(model[0].weight, frozen)
     assert torch.allclose(model[0].bias, start)  # at its prior's mean nothing pulls
     assert sampler.param_groups[1]["prior_mean"] is None
-
-
-def test_check_sampler_knows_priors_at_zero_only_by_shift():
-    """Centred on exact draws of the target the pull is that of each coordinate's own mean: a different law."""
-    report = check_sampler(lambda p: SGLD(p, 0.1, N, prior_precision=50.0, prior_mean="initial"), steps=300)
-    assert not report
