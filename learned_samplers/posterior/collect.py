@@ -39,11 +39,7 @@ from learned_samplers.posterior.store import (
     validate_counts,
 )
 from learned_samplers.posterior.tensor_files import Tensors, require_finite
-
-#: Below this share of the largest learning rate of a kept sample, samples are near copies of each other.
-VANISHING = 0.01
-#: Times T, or 1: a kinetic temperature that no chain near its posterior has; minibatches rarely heat it so far.
-RUNAWAY = 30.0
+from learned_samplers.posterior.watch import Watch
 
 
 class PosteriorSamples(SampleCollection):
@@ -170,7 +166,7 @@ class PosteriorSamples(SampleCollection):
         )
         self._progress = store.progress
         self._has_stepped = False
-        self._largest_rate, self._warned_of_rate, self._warned_of_heat = 0.0, False, False
+        self._watch = Watch()
         self._frozen_since: set[str] = set()
         self._trainable: dict[str, bool] = {}
         self._sampler: Optimizer | None = sampler
@@ -291,45 +287,7 @@ class PosteriorSamples(SampleCollection):
             raise
         self._progress = progress
         if added:
-            self._warn_of_a_vanishing_rate(step)
-            if number.bit_count() == 1:  # the 1st, 2nd, 4th, ...: it costs a pass over the momenta
-                self._warn_of_a_chain_that_runs_away(step)
-
-    def _warn_of_a_chain_that_runs_away(self, step: int) -> None:
-        """Once, where a sample is kept at a kinetic temperature far above the one that was asked for."""
-        sampler: Any = self._sampler
-        if self._warned_of_heat or not hasattr(sampler, "temperatures"):
-            return
-        for measured, group in zip(sampler.temperatures(), sampler.param_groups, strict=True):
-            kinetic, asked = measured["kinetic"], float(group["temperature"])
-            if kinetic > RUNAWAY * max(asked, 1.0):
-                self._warned_of_heat = True
-                warnings.warn(
-                    f"the sample of step {step} was kept at a kinetic temperature of {kinetic:.3g}, where "
-                    f"temperature={asked:g} was asked for: it is no sample of the posterior. Usual causes: "
-                    "too short a burn_in, no zero_grad() between steps, a loss that is a sum, step() without the "
-                    "GradScaler's, or an lr so large that minibatches heat the chain",
-                    stacklevel=2,
-                )
-                return
-
-    def _warn_of_a_vanishing_rate(self, step: int) -> None:
-        """Once, where a sample is kept at a learning rate far below that of others."""
-        sampler: Any = self._sampler
-        # A cyclical schedule means to fall, and goes up again; draws from a Gaussian do not depend on the rate.
-        falls = getattr(sampler, "schedule", None) is not None
-        if self._warned_of_rate or falls or hasattr(sampler, "sampled_params"):
-            return
-        present = max((float(group["lr"]) for group in sampler.param_groups if "lr" in group), default=0.0)
-        self._largest_rate = max(self._largest_rate, present)
-        if present < VANISHING * self._largest_rate:
-            self._warned_of_rate = True
-            warnings.warn(
-                f"the sample of step {step} was kept at lr={present:.3g}, and others at up to {self._largest_rate:.3g}:"
-                " at so small a learning rate samples are near copies of each other. End the schedule above 0, "
-                "detach() before, or use CyclicalSchedule",
-                stacklevel=2,
-            )
+            self._watch.kept(self._sampler, step, number)
 
     def _why_empty(self) -> str:
         why = self._progress.why_empty(self.burn_in, self.thinning)
