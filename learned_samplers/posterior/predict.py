@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -164,14 +163,12 @@ class Predictive:
         )
         run = self._run(x, options)
         sums = Filled(run.count if cumulative else 1, run.expected)
-        # Closing restores the model's modes even when something fails in between.
-        with closing(run.all_pieces()) as pieces:
-            for samples, rows, part in pieces:
-                part = part.cumsum(dim=0) if cumulative else part.sum(dim=0, keepdim=True)
-                if samples.start:
-                    last = samples.start - 1 if cumulative else 0
-                    part = part + sums[last : last + 1, rows]
-                sums[samples if cumulative else slice(1), rows] = part
+        for samples, rows, part in run.all_pieces():
+            part = part.cumsum(dim=0) if cumulative else part.sum(dim=0, keepdim=True)
+            if samples.start:
+                last = samples.start - 1 if cumulative else 0
+                part = part + sums[last : last + 1, rows]
+            sums[samples if cumulative else slice(1), rows] = part
         found = sums.whole()
         counts = torch.arange(run.count - len(found), run.count, device=found.device) + 1
         counts = counts.view(-1, *[1] * (found.ndim - 1))
@@ -225,9 +222,8 @@ class Predictive:
         run.sums = math.inf  # until they are known
         for group in run.groups():
             sums = {rows.start: Variances() if variances else Entropies(form) for rows, _ in group}
-            with closing(run.pieces(group)) as pieces:
-                for _, rows, part in pieces:
-                    sums[rows.start].add(part)
+            for _, rows, part in run.pieces(group):
+                sums[rows.start].add(part)
             for rows, _ in group:
                 of_batch = sums.pop(rows.start)
                 run.sums = of_batch.nbytes / (rows.stop - rows.start)
@@ -257,12 +253,11 @@ class Predictive:
         else:
             run = self._run(x, options)
         drawn = Filled(run.count, run.expected)
-        with closing(run.all_pieces()) as pieces:
-            for samples, rows, part in pieces:
-                if form.output == "regression":
-                    drawn[samples, rows] = draw_targets(part, generator)
-                else:
-                    drawn[samples, rows] = draw_classes(part, form.axis(part.ndim - 1), generator)
+        for samples, rows, part in run.all_pieces():
+            if form.output == "regression":
+                drawn[samples, rows] = draw_targets(part, generator)
+            else:
+                drawn[samples, rows] = draw_classes(part, form.axis(part.ndim - 1), generator)
         return drawn.whole()
 
     def function_of_weights(
@@ -394,9 +389,8 @@ class Predictive:
 def _whole(run: Run) -> Tensor:
     """All predictions of a run, (K, N, ...)."""
     found = Filled(run.count, run.expected)
-    with closing(run.all_pieces()) as pieces:
-        for samples, rows, part in pieces:
-            found[samples, rows] = part
+    for samples, rows, part in run.all_pieces():
+        found[samples, rows] = part
     return found.whole()
 
 
@@ -406,9 +400,8 @@ def _each_batch(run: Run) -> Iterator[Tensor]:
     for group in run.groups():
         ((_, batch),) = group
         found = Filled(run.count, batch.length)
-        with closing(run.pieces(group)) as pieces:
-            for samples, rows, part in pieces:
-                found[samples, slice(0, rows.stop - rows.start)] = part
+        for samples, rows, part in run.pieces(group):
+            found[samples, slice(0, rows.stop - rows.start)] = part
         del batch
         group.clear()
         yield found.whole()
