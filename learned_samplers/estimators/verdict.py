@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from learned_samplers.diagnostics.settling import effective_size, rhat
+from learned_samplers.posterior.settling import effective_size, rhat
 
 
 class Verdict(NamedTuple):

@@ -48,6 +48,11 @@ class Batch(NamedTuple):
         """Return its first examples."""
         return self.rows(slice(count))
 
+    def inputs_of_first(self, count: int) -> Inputs:
+        """Return copies of its first examples, in the form in which a user gives inputs."""
+        chosen = self.detached() if self.in_one_piece else self.detached().first(count)
+        return {k: t.clone() for k, t in chosen.kwargs.items()} or tuple(t.clone() for t in chosen.args)
+
     def rows(self, chosen: slice) -> Batch:
         """Return the chosen examples."""
         return self._with(lambda tensor: tensor[chosen], len(range(self.length)[chosen]))

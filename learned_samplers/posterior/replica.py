@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections import OrderedDict
 from collections.abc import Mapping
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -20,6 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from learned_samplers.posterior.network import network_of, plain_names_of, refuse_sharded
+
+#: Types of attributes that no copy is needed of.
+SHARED = frozenset({bool, int, float, str, type(None), type, torch.dtype, torch.device})
 
 
 class ReplicatedNetwork:
@@ -33,17 +37,21 @@ class ReplicatedNetwork:
     def __init__(self, model: nn.Module) -> None:
         self.network = network_of(model)
         refuse_sharded(self.network)
-        self._plain = plain_names_of(self.network)
+        plain = plain_names_of(self.network)
+        named = [*self.network.named_parameters(), *self.network.named_buffers()]
+        names = {id(tensor): plain[name] for name, tensor in named}
+        tables = [table for m in self.network.modules() for table in (m._parameters, m._buffers)]
+        self._places = [(table, key, names[id(t)]) for table in tables for key, t in table.items() if t is not None]
 
     def __call__(self, state: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if parametrize._cache_enabled:
             raise RuntimeError(
                 "torch.nn.utils.parametrize.cached() keeps the weights that were computed first: predict outside of it"
             )
-        # Read at each call: while a run lasts another thread may give the network other tensors.
         tensors = {}
-        for name, tensor in (*self.network.named_parameters(), *self.network.named_buffers()):
-            value = state.get(self._plain.get(name, name))
+        for table, key, name in self._places:
+            tensor = table[key]  # as it is now: another thread may load a state with ``assign=True``
+            value = state.get(name)
             tensors[id(tensor)] = tensor.detach() if value is None else value
         return replica(self.network, tensors)(*args, **kwargs)
 
@@ -82,13 +90,15 @@ class _Copier:
         return result
 
     def _copy(self, value: Any) -> Any:
+        if type(value) in SHARED:  # most of what modules hold: first, as this is most of the time of a replica
+            return value
         if id(value) in self._copies:
             return self._copies[id(value)]
         if isinstance(value, nn.Module):
-            return self._module(value)
-        if isinstance(value, dict):
-            result = self._copies[id(value)] = copy.copy(value)
-            for key, item in value.copy().items():
+            result = self._module(value)
+        elif isinstance(value, dict):
+            result = self._copies[id(value)] = value.copy() if type(value) in (dict, OrderedDict) else copy.copy(value)
+            for key, item in value.copy().items() if value else ():
                 result[key] = self._copy(item)
         elif isinstance(value, list):
             result = self._copies[id(value)] = copy.copy(value)
@@ -112,11 +122,15 @@ class _Copier:
             self._copies[id(module)] = result
             return result
         result = self._copies[id(module)] = object.__new__(type(module))
-        for name, value in vars(module).copy().items():
-            result.__dict__[name] = self._copy(value)
-        result.__dict__["_compiled_call_impl"] = None
+        attributes = result.__dict__
+        attributes.update(vars(module))
+        for name, value in list(attributes.items()):
+            if type(value) not in SHARED:
+                empty = not value if type(value) in (dict, OrderedDict) else False
+                attributes[name] = type(value)() if empty else self._copy(value)
+        attributes["_compiled_call_impl"] = None
         if id(module) in self._parts:
-            result.__dict__["training"] = False
+            attributes["training"] = False
         return result
 
     def _function(self, function: FunctionType) -> Any:

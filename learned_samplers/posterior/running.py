@@ -15,12 +15,15 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils.data import DataLoader
 
+from learned_samplers.posterior.filled import Filled
 from learned_samplers.posterior.inputs import ADVICE, Batch, Batches, Inputs, second_input
 from learned_samplers.posterior.network import buffers_of, network_of, refuse_merged, tensors_of
-from learned_samplers.posterior.outputs import Filled, OutputFormat
+from learned_samplers.posterior.outputs import OutputFormat
 from learned_samplers.posterior.replica import ReplicatedNetwork
+from learned_samplers.posterior.store import Entry
 from learned_samplers.posterior.tensor_files import Tensors
 from learned_samplers.posterior.trial import Trial
+from learned_samplers.posterior.verdict import ROWS
 
 log = logging.getLogger(__name__)
 
@@ -169,9 +172,13 @@ class Run:
         expected: the number of examples, as far as the input says it.
         chunks: the positions of the samples that are stacked and run at once.
         sums: bytes that the caller holds for each example of a group.
+        entries: the records of the samples, where the caller knows them.
+        first_inputs: the first rows, once they were run.
     """
 
     sums: float = 0
+    entries: Sequence[Entry] = ()
+    first_inputs: Inputs = None
 
     def __init__(
         self,
@@ -234,6 +241,7 @@ class Run:
         """
         if not self._is_tried:
             self._try_out(group[0][1])
+            self.first_inputs = group[0][1].inputs_of_first(ROWS)
         for samples in self.chunks:
             states = self._states(samples)
             for rows, batch in group:
