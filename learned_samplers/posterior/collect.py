@@ -285,7 +285,10 @@ class PosteriorSamples(SampleCollection):
             if added or stride != self._progress.stride:
                 self._store.commit(entries, added, progress)
         except BaseException:
-            self._store.fixed, self._store.frozen = before
+            if added and entry in self._store.entries:  # broken off when it was on the disk already
+                self._progress = progress
+            else:
+                self._store.fixed, self._store.frozen = before
             raise
         self._progress = progress
         if added:

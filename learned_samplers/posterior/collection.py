@@ -25,8 +25,8 @@ from learned_samplers.posterior.network import (
     with_plain_names,
 )
 from learned_samplers.posterior.normalisation import normalisation_buffers, validate_policy
-from learned_samplers.posterior.on_disk import read_collection, save_collection, validate_network
 from learned_samplers.posterior.predict import Predictive
+from learned_samplers.posterior.saved_file import read_collection, save_collection, validate_network
 from learned_samplers.posterior.snapshots import Fingerprints, same_values, validate_device
 from learned_samplers.posterior.store import (
     Entry,
