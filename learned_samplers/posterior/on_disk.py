@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from learned_samplers.base.files import LOCK, FolderLock, append, write_atomically
-from learned_samplers.posterior.folder_index import header, read_index, record
+from learned_samplers.posterior.folder_index import Index, header, read_index, record
 from learned_samplers.posterior.network import with_names_when_plain
 from learned_samplers.posterior.store import Entry, MemoryStore, Progress, compare_settings, validate_counts
 from learned_samplers.posterior.tensor_files import Tensors, read_tensors, require_finite, write_tensors
@@ -91,8 +91,8 @@ class FolderStore:
         if not path.is_file():
             raise FileNotFoundError(f"no posterior samples in {self.folder}: {INDEX} is missing")
         index = read_index(path)
-        self.settings, self.entries, self.progress = index.settings, index.entries, index.progress
-        self._checksums, self._size = index.checksums, index.size
+        self.settings = index.settings
+        self._adopt(index)
         validate_counts(str(path), self.progress, *self.entries)
         if settings is not None:
             compare_settings({**settings, "shapes": self.settings["shapes"]}, self.settings, str(self.folder))
@@ -176,7 +176,7 @@ class FolderStore:
         checksums = dict(self._checksums)
         if self._fixed_checksum is not None:
             checksums[FIXED] = self._fixed_checksum
-        written: list[Path] = []
+        before, written = [self._file(entry) for entry in self.entries], list[Path]()
         try:
             for entry in fresh:
                 if entry in added:
@@ -189,25 +189,22 @@ class FolderStore:
             else:
                 self._write_index(entries, progress, checksums)
         except BaseException:
-            self._recover(written)
+            # A signal may come while the folder is synced, when the new index is in its place: what it names counts.
+            self._adopt(read_index(self.folder / INDEX))
+            self._remove([*written, *(before if delete and not grows else ())])
             raise
-        steps = {entry.step for entry in entries}
-        dropped = [] if grows else [self._file(entry) for entry in self.entries if entry.step not in steps]
         self.entries, self.progress = list(entries), progress
-        for path in dropped if delete else ():
-            path.unlink(missing_ok=True)
+        self._remove(before if delete and not grows else ())
 
-    def _recover(self, written: Sequence[Path]) -> None:
-        """After a commit that was broken off: hold what the index on disk names, which may be the new samples already.
-
-        A signal may come while the folder is synced, when the index is in its place.
-        """
-        index = read_index(self.folder / INDEX)
+    def _adopt(self, index: Index) -> None:
         self.entries, self.progress = index.entries, index.progress
         self._checksums, self._size = index.checksums, index.size
-        named = {self._file(entry) for entry in self.entries}
-        for path in written:
-            if path not in named:
+
+    def _remove(self, files: Sequence[Path]) -> None:
+        """Remove those of some files of samples that are no longer held."""
+        held = {self._file(entry) for entry in self.entries}
+        for path in files:
+            if path not in held:
                 path.unlink(missing_ok=True)
 
     def set_settings(self, settings: Mapping[str, Any]) -> None:
