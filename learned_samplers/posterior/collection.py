@@ -145,6 +145,7 @@ class SampleCollection(Predictive):
             ValueError: the model has no longer the frozen parameters that the samples were collected with, or a sample
                 holds what is not finite; likewise.
         """
+        validation.one_of("store_frozen", store_frozen, (True, False, None))
         self._require_samples("to save")
         save_collection(
             Path(path), self.model, self._store, self._settings, self._reestimated, self._fingerprints, store_frozen
@@ -182,6 +183,11 @@ class SampleCollection(Predictive):
                 tensor, or that is not finite.
         """
         validation.module("model", model)
+        if isinstance(samples, Mapping | Tensor | str) or not isinstance(samples, Sequence):
+            raise TypeError(
+                f"samples must be a list of state dicts, got {type(samples).__name__}: of one network give "
+                "[network.state_dict()]"
+            )
         return SampleCollection._of_weights(model, samples, "snapshot")
 
     @staticmethod
@@ -243,8 +249,8 @@ class SampleCollection(Predictive):
         shapes = {name: list(parameter.shape) for name, parameter in parameters_of(model).items()}
         others = {name: list(buffer.shape) for name, buffer in buffers_of(model).items()}
         first_names = _first_names(model)
-        known = {*shapes, *others, *first_names}
-        samples = [with_plain_names(sample, known) for sample in samples]
+        model_names = {*shapes, *others, *first_names}
+        samples = [with_plain_names(sample, model_names) for sample in samples]
         statistics = normalisation_buffers(model)
         store = MemoryStore()
         rows: dict[Entry, Tensors] = {}
@@ -263,11 +269,13 @@ class SampleCollection(Predictive):
             entry = Entry(k + 1, 0, k + 1)
             rows[entry] = {name: t.detach().clone() for name, t in sample.items() if name not in first_names}
             expected = {**shapes, **{name: shape for name, shape in others.items() if name in samples[0]}}
-            found = {name: list(tensor.shape) for name, tensor in rows[entry].items()}
-            if found != expected:
-                wrong = next(name for name in (*expected, *found) if expected.get(name) != found.get(name))
+            sample_shapes = {name: list(tensor.shape) for name, tensor in rows[entry].items()}
+            if sample_shapes != expected:
+                names = (*expected, *sample_shapes)
+                wrong = next(name for name in names if expected.get(name) != sample_shapes.get(name))
                 raise ValueError(
-                    f"samples[{k}]: {wrong!r} has shape {found.get(wrong)}, the model's is {expected.get(wrong)}"
+                    f"samples[{k}]: {wrong!r} has shape {sample_shapes.get(wrong)}, the model's is "
+                    f"{expected.get(wrong)}"
                 )
             require_finite(f"samples[{k}]", rows[entry], shapes)
         missing = [name for name in statistics if name not in samples[0]]
@@ -310,8 +318,10 @@ class SampleCollection(Predictive):
         for position, item in enumerate(collections):
             if not isinstance(item, SampleCollection):
                 if not isinstance(item, str | os.PathLike):
-                    kind = type(item).__name__
-                    raise TypeError(f"collections[{position}] must be a collection, a file or a folder, got {kind}")
+                    type_name = type(item).__name__
+                    raise TypeError(
+                        f"collections[{position}] must be a collection, a file or a folder, got {type_name}"
+                    )
                 if model is None:
                     raise ValueError(f"model must be given to read collections[{position}], {str(item)!r}")
                 item = SampleCollection.load(item, model, device=device)
@@ -325,8 +335,8 @@ class SampleCollection(Predictive):
         store = merged_view([(f"collections[{k}]", chain._store) for k, chain in enumerate(chains)])
         merged = SampleCollection(model if model is not None else chains[0].model, store, chains[0]._settings)
         validate_network(merged.model, store, merged._settings, "collections")
-        known = [chain._reestimated.get((e.chain, e.step)) for chain in chains for e in chain._store.entries]
-        for entry, buffers in zip(store.entries, known, strict=True):
+        reestimated = [chain._reestimated.get((e.chain, e.step)) for chain in chains for e in chain._store.entries]
+        for entry, buffers in zip(store.entries, reestimated, strict=True):
             if buffers is not None:
                 merged._reestimated[entry.chain, entry.step] = buffers
         warn_of_copies(store)
@@ -356,7 +366,7 @@ class SampleCollection(Predictive):
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
-    """Of each further name of a tied parameter or buffer the one that the samples have it under."""
+    """Return, for each further name of a tied parameter or buffer, the one that the samples have it under."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     plain, first = plain_names([name for name, _ in named]), dict[int, str]()
     pairs = [(plain[name], first.setdefault(id(tensor), plain[name])) for name, tensor in named]

@@ -27,9 +27,9 @@ class Filled:
                 f"batch and {tuple(trailing)} in another: pad the inputs to one length, or take predict_batches"
             )
         if stop > self._whole.shape[axis]:
-            known = self._whole
-            self._whole = known.new_empty(*self.leading[:-1], max(stop, known.shape[axis] * 3 // 2), *trailing)
-            self._whole.narrow(axis, 0, known.shape[axis]).copy_(known)
+            filled = self._whole
+            self._whole = filled.new_empty(*self.leading[:-1], max(stop, filled.shape[axis] * 3 // 2), *trailing)
+            self._whole.narrow(axis, 0, filled.shape[axis]).copy_(filled)
         self._whole[place] = part
         self.filled = max(self.filled, stop)
 

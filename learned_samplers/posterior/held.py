@@ -74,9 +74,9 @@ class HeldSamples:
             )
         shared = {n: tensor for n, tensor in self._store.read(0).items() if n not in self._settings["shapes"]}
         for k in range(1, len(self) if shared else 0):
-            other = self._store.read(k)
+            later = self._store.read(k)
             for name, tensor in shared.items():
-                if not same_values(tensor, other[name]):
+                if not same_values(tensor, later[name]):
                     raise OwnBuffers(
                         f"samples: the buffer {name!r} differs from sample 0 to sample {k}, and no values of it belong "
                         "to the weights between two samples"

@@ -129,7 +129,7 @@ class Batches:
 
 
 def _expected(loader: DataLoader[Any]) -> int:
-    """The number of examples of a loader that makes its batches in the usual way; 0 of another one."""
+    """Return the number of examples of a loader that makes its batches in the usual way; 0 of another one."""
     if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
         return 0
     count = len(loader.sampler)  # type: ignore[arg-type]
@@ -137,13 +137,16 @@ def _expected(loader: DataLoader[Any]) -> int:
 
 
 def _shuffles(loader: DataLoader[Any]) -> bool:
-    """Whether a loader's sampler, its batch sampler or one that these hold is one of torch's random ones."""
-    samplers = [loader.sampler, loader.batch_sampler]
-    for each in samplers:  # it grows while it is gone through
-        if isinstance(each, _RANDOM) or getattr(each, "shuffle", False) is True:
+    """Return whether a loader's sampler, its batch sampler or one that these hold is one of torch's random ones."""
+    waiting, seen = [loader.sampler, loader.batch_sampler], set[int]()
+    while waiting:
+        sampler = waiting.pop()
+        if sampler is None or id(sampler) in seen:
+            continue
+        if isinstance(sampler, _RANDOM) or getattr(sampler, "shuffle", False) is True:
             return True
-        held = (getattr(each, name, None) for name in ("sampler", "batch_sampler"))
-        samplers += [one for one in held if one is not None and all(one is not other for other in samplers)]
+        seen.add(id(sampler))
+        waiting += [getattr(sampler, name, None) for name in ("sampler", "batch_sampler")]
     return False
 
 
@@ -172,7 +175,7 @@ def _one_batch(x: Any, dtype: torch.dtype | None, *, in_one_piece: bool = False)
 
 
 def readable(array: np.ndarray) -> np.ndarray:
-    """The array as torch reads it: in one piece, and in the byte order of the machine."""
+    """Return the array as torch reads it: in one piece, and in the byte order of the machine."""
     return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
 
 
@@ -184,14 +187,14 @@ def _as_tensor(item: Tensor | np.ndarray, dtype: torch.dtype | None) -> Tensor:
 
 
 def second_input(network: nn.Module) -> str:
-    """The name of the second positional parameter of forward, if that looks like an input; "" otherwise."""
+    """Return the name of the second positional parameter of forward, if that looks like an input; "" otherwise."""
     try:
         parameters = list(inspect.signature(network.forward).parameters.values())
     except (TypeError, ValueError):
         return ""
     kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    second = [each for each in parameters if each.kind in kinds][1:2]
-    names_target = any(word in each.name.lower() for each in second for word in ("target", "label"))
+    second = [parameter for parameter in parameters if parameter.kind in kinds][1:2]
+    names_target = any(word in parameter.name.lower() for parameter in second for word in ("target", "label"))
     if not second or names_target or second[0].name == "y" or isinstance(second[0].default, bool | int | float | str):
         return ""
     return second[0].name

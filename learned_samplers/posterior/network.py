@@ -87,9 +87,9 @@ def with_names_when_plain(mapping: Mapping[str, T]) -> dict[str, T]:
     return {name_when_plain(name): value for name, value in mapping.items()}
 
 
-def with_plain_names(tensors: Mapping[str, T], known: Iterable[str]) -> dict[str, T]:
+def with_plain_names(tensors: Mapping[str, T], model_names: Iterable[str]) -> dict[str, T]:
     """``tensors`` under plain names, unless its names are all ``known`` as they are."""
-    if set(tensors) <= set(known):
+    if set(tensors) <= set(model_names):
         return dict(tensors)
     plain = plain_names(tensors)
     return {plain[name]: tensor for name, tensor in tensors.items()}

@@ -34,8 +34,8 @@ def normalisation_layers(model: nn.Module) -> list[tuple[Any, list[str]]]:
     plain = plain_names_of(model)
     for prefix, module in model.named_modules():
         if isinstance(module, base) and module.track_running_stats and module.running_mean is not None:
-            own = [plain[f"{prefix}.{name}" if prefix else name] for name, _ in module.named_buffers(recurse=False)]
-            layers.append((module, own))
+            buffers = [plain[f"{prefix}.{name}" if prefix else name] for name, _ in module.named_buffers(recurse=False)]
+            layers.append((module, buffers))
     return layers
 
 
@@ -45,7 +45,7 @@ def normalisation_buffers(model: nn.Module) -> list[str]:
 
 
 def validate_policy(model: nn.Module, buffers: str) -> str:
-    """``buffers``, if it is a policy that suits the model's buffers; ValueError otherwise."""
+    """Return ``buffers``, if it is a policy that suits the model's buffers; ValueError otherwise."""
     if buffers not in POLICIES:
         raise ValueError(f"buffers must be one of {POLICIES}, got {buffers!r}")
     for name, buffer in buffers_of(model).items():
@@ -56,7 +56,9 @@ def validate_policy(model: nn.Module, buffers: str) -> str:
             )
         require_writable(f"model: its buffer {name!r}", buffer)
     statistics = normalisation_buffers(model)
-    if statistics and buffers == "refuse":
+    # In evaluation mode they are constants, as of a frozen backbone, and that they stay so is checked at each sample.
+    moves = any(layer.training for layer, _ in normalisation_layers(model))
+    if moves and buffers == "refuse":
         raise ValueError(
             f"the model has running statistics ({statistics[0]!r} and {len(statistics) - 1} more buffers) that belong "
             "to the weights they were computed with: choose buffers='snapshot' to keep them with each sample, or "
@@ -91,7 +93,7 @@ def reestimated_buffers(
     names = statistics_to_compute(work, fixed)
     tensors = tensors_of(work)
     device = next(work.parameters()).device
-    layers = [layer for layer, own in normalisation_layers(work) if own[0] in names]
+    layers = [layer for layer, buffers in normalisation_layers(work) if buffers[0] in names]
     for layer in layers:
         layer.training = True
         layer.register_forward_pre_hook(_count_call)

@@ -32,8 +32,8 @@ def save_collection(
     fixed, frozen = dict(store.fixed or {}), dict(store.frozen)
     if store_frozen and frozen:
         fingerprints.validate(frozen, "the samples")
-        own = tensors_of(model)
-        fixed |= {name: own[name].detach().cpu() for name in frozen}
+        tensors_now = tensors_of(model)
+        fixed |= {name: tensors_now[name].detach().cpu() for name in frozen}
         frozen = {}
     elif store_frozen is False:
         left_out = [name for name in fixed if name in parameters_of(model)]
@@ -113,18 +113,19 @@ def validate_network(model: nn.Module, store: Store, settings: Mapping[str, Any]
     """Raise ValueError unless the samples and the fixed tensors stored with them are those that ``model`` has."""
     if empty := next((name for name, tensor in tensors_of(model).items() if tensor.is_meta), None):
         raise ValueError(f"model: {empty!r} is on the meta device, without values: call model.to_empty(device=…) first")
-    own = {name: list(tensor.shape) for name, tensor in tensors_of(model).items()}
+    model_shapes = {name: list(tensor.shape) for name, tensor in tensors_of(model).items()}
     stored = {name: list(shape) for name, shape in settings["shapes"].items()}
     if store.entries:
         tensors = {**(store.fixed or {}), **store.read(0)}
         stored |= {name: list(tensor.shape) for name, tensor in tensors.items()}
         left_out = set(store.frozen) | set(normalisation_buffers(model) if settings["buffers"] == "reestimate" else ())
-        own = {name: shape for name, shape in own.items() if name not in left_out or name in stored}
+        model_shapes = {name: shape for name, shape in model_shapes.items() if name not in left_out or name in stored}
     else:
-        own = {name: shape for name, shape in own.items() if name in stored}
-    for name in (*stored, *own):
-        if own.get(name) != stored.get(name):
-            there, here = (
-                f"has shape {tuple(shapes[name])}" if name in shapes else "does not exist" for shapes in (stored, own)
+        model_shapes = {name: shape for name, shape in model_shapes.items() if name in stored}
+    for name in (*stored, *model_shapes):
+        if model_shapes.get(name) != stored.get(name):
+            stored_shape, model_shape = (
+                f"has shape {tuple(shapes[name])}" if name in shapes else "does not exist"
+                for shapes in (stored, model_shapes)
             )
-            raise ValueError(f"{source}: {name!r} {there} there and {here} in {type(model).__name__}")
+            raise ValueError(f"{source}: {name!r} {stored_shape} there and {model_shape} in {type(model).__name__}")

@@ -39,8 +39,8 @@ class Entropies:
     def add(self, part: Tensor) -> None:
         """Take the predictions (k, N, ..., C, ...) of k more samples."""
         self.axis, self.dtype = self.form.axis(part.ndim - 1), part.dtype
-        for one in part:
-            probabilities = one.double()
+        for prediction in part:
+            probabilities = prediction.double()
             self.total = self.total + probabilities
             self.expected = self.expected + _entropy(probabilities, self.axis)
         self.count += len(part)
@@ -53,19 +53,19 @@ class Entropies:
     def result(self) -> Uncertainty:
         """The decomposition over the samples so far."""
         mean, aleatoric = self.total / self.count, self.expected / self.count
-        whole = _entropy(mean, self.axis)
+        total = _entropy(mean, self.axis)
         # Rounding can leave a mutual information of zero at −1e-17.
-        epistemic = (whole - aleatoric).clamp_min(0)
-        return Uncertainty(*(value.to(self.dtype) for value in (mean, whole, aleatoric, epistemic)))
+        epistemic = (total - aleatoric).clamp_min(0)
+        return Uncertainty(*(value.to(self.dtype) for value in (mean, total, aleatoric, epistemic)))
 
 
 def _entropy(probabilities: Tensor, axis: int | None) -> Tensor:
-    """In nats, over an axis of classes, or of each probability of two classes."""
+    """Return the entropy in nats, over an axis of classes, or of each probability of two classes."""
     terms = -torch.xlogy(probabilities, probabilities)
     if axis is not None and probabilities.shape[axis] > 1:
         return terms.sum(axis)
-    other = 1 - probabilities
-    return terms - torch.xlogy(other, other)
+    complement = 1 - probabilities
+    return terms - torch.xlogy(complement, complement)
 
 
 class Variances:
@@ -86,8 +86,8 @@ class Variances:
                 "(for its logarithm choose noise='log_variance')"
             )
         self.dtype = part.dtype
-        for one in part:
-            mean, variance = one.double().unbind(-1)
+        for moments in part:
+            mean, variance = moments.double().unbind(-1)
             # Welford's recursion: no difference of large sums of squares.
             self.count += 1
             shift = mean - self.mean

@@ -146,8 +146,10 @@ def require_finite(source: Path | str, tensors: Mapping[str, Tensor], names: Ite
 
 def _compare(path: Path, tensors: Tensors, sums: Any) -> None:
     if not isinstance(sums, dict) or (set(sums) ^ set(tensors)):
-        other = sorted(set(sums) ^ set(tensors)) if isinstance(sums, dict) else sums
-        raise ValueError(f"{path}: not a file of posterior samples as written (tensors and checksums differ: {other})")
+        different = sorted(set(sums) ^ set(tensors)) if isinstance(sums, dict) else sums
+        raise ValueError(
+            f"{path}: not a file of posterior samples as written (tensors and checksums differ: {different})"
+        )
     for name, tensor in tensors.items():
         if sums[name] != fingerprint(tensor):
             raise ValueError(f"{path}: {name!r} has changed since it was written (damaged file?)")
@@ -165,12 +167,12 @@ def common_unsampled(
         ValueError: they differ; the message names the tensor.
     """
     tensors: Tensors = {}
-    known: dict[str, str] = {}
+    common: dict[str, str] = {}
     origin = collections[0][0]
     for position, (name, fixed, frozen) in enumerate(collections):
         digests = {**frozen, **{key: fingerprint(tensor) for key, tensor in fixed.items()}}
-        for key in (*known, *digests) if position else ():
-            if known.get(key) != digests.get(key):
+        for key in (*common, *digests) if position else ():
+            if common.get(key) != digests.get(key):
                 raise ValueError(f"{key!r}, which is not sampled, differs between {origin} and {name}")
-        known, tensors = digests, {**fixed, **tensors}
-    return tensors, {key: digest for key, digest in known.items() if key not in tensors}
+        common, tensors = digests, {**fixed, **tensors}
+    return tensors, {key: digest for key, digest in common.items() if key not in tensors}

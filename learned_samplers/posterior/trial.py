@@ -84,7 +84,7 @@ class Trial:
                 "as in self.layer.weight. The samples themselves are sound"
             )
 
-    def _compare_rows(self, predict: Callable[[Batch], Tensor], batch: Batch, whole: Tensor) -> None:
+    def _compare_rows(self, predict: Callable[[Batch], Tensor], batch: Batch, predictions: Tensor) -> None:
         """Warn where half of the rows alone get other predictions than among all of these rows."""
         half = batch.first(max(1, batch.length // 2))
         self._rows_were_compared = half.length < batch.length
@@ -97,7 +97,7 @@ class Trial:
         else:
             limit = _rounding(self.model)
             is_random = _distance(first, second) > limit
-            alike = is_random or _distance(first, whole[: len(first)]) <= limit
+            alike = is_random or _distance(first, predictions[: len(first)]) <= limit
         if not alike:
             warnings.warn(
                 "the prediction of a row depends on the rows that share its batch, as with a graph or with a batch "

@@ -50,7 +50,7 @@ class Origin:
 
     @staticmethod
     def of(sampler: Optimizer, model: torch.nn.Module) -> Origin:
-        """Return that of the samples which this sampler makes of this model."""
+        """Return the origin of the samples that this sampler makes of this model."""
         samples = not type(sampler).__module__.startswith("torch.optim")
         precisions = [group.get("prior_precision") for group in sampler.param_groups]
         own_prior = getattr(model, "prior_precision", None)
@@ -149,7 +149,7 @@ def judge(values: np.ndarray | None, entries: Sequence[Entry], origin: Origin | 
 
 
 class Numbers(NamedTuple):
-    """What `Verdict` has of them."""
+    """The numbers of a `Verdict`."""
 
     within: float = float("nan")
     across: float = float("nan")

@@ -196,3 +196,25 @@ def test_a_network_that_keeps_a_computed_weight_is_copied_all_the_same():
         sampler.step()
     posterior.reestimate_buffers(x)
     assert posterior.predict(x, output="regression", vectorize=False).shape == (20, 1)
+
+
+def backbone():
+    """A frozen backbone in evaluation mode, of which the head is sampled."""
+    torch.manual_seed(0)
+    model = network(norm=True)
+    model[:3].requires_grad_(False).eval()
+    model[1].running_mean.normal_()
+    return model
+
+
+def test_a_frozen_backbone_in_evaluation_mode_needs_no_policy(tmp_path):
+    model, sampler, posterior = collect(backbone(), 3)
+    expected = posterior.predict(X)
+    torch.testing.assert_close(posterior.predict_samples(X)[-1], model.eval()(X).softmax(1).detach())
+    posterior.save(tmp_path / "samples.safetensors")
+    loaded = SampleCollection.load(tmp_path / "samples.safetensors", network(norm=True))
+    torch.testing.assert_close(loaded.predict(X), expected)
+    torch.testing.assert_close(posterior.function_of_weights(X)(posterior[-1]), posterior.predict_samples(X)[-1])
+    model.train()
+    with pytest.raises(ValueError, match=r"'1\.running_mean' is not sampled but changed .*buffers='snapshot'"):
+        train(model, sampler, 1)

@@ -192,6 +192,62 @@ def test_an_input_that_is_taken_for_the_target_is_warned_of_once(recwarn):
     samples.predict(pairs)
 
 
+class Graph(nn.Module):
+    """Averages over neighbours; edges (2, E)."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x, edges):
+        summed = torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
+        return self.layer(x + summed)
+
+
+def test_a_graph_in_one_piece():
+    members, edges = ensemble(Graph), torch.stack([torch.arange(7), torch.arange(7).roll(3)])
+    samples = collection(members)
+    expected = torch.stack([member(X, edges) for member in members]).softmax(2).detach()
+    with pytest.raises(ValueError, match=r"got lengths \[7, 2\] .*batch_size=None, which runs all rows in one piece"):
+        samples.predict((X, edges))
+    for x in ((X, edges), {"x": X, "edges": edges}):
+        torch.testing.assert_close(samples.predict(x, batch_size=None), expected.mean(0))
+    torch.testing.assert_close(samples.uncertainty((X, edges), batch_size=None).mean, expected.mean(0))
+    torch.testing.assert_close(samples.predict_samples((X, edges), batch_size=None), expected)
+    pooled = samples.predict((X, edges), batch_size=None, output=lambda out: out.mean(0, keepdim=True))
+    assert pooled.shape == (1, 3), "as many rows as the network says"
+
+
+def alone():
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3))
+
+
+class Edges(nn.Linear):
+    """Has the edges of all rows in a buffer."""
+
+    def __init__(self):
+        super().__init__(4, 3)
+        self.register_buffer("edges", torch.arange(40).roll(1))
+
+    def forward(self, x):
+        return super().forward(x + x[self.edges])
+
+
+def test_rows_that_depend_on_each_other_are_told(recwarn):
+    x = torch.linspace(-2, 2, 160).view(40, 4)
+    samples, edges = collection(ensemble(alone)), collection(ensemble(Edges))
+    whole = samples.predict(x)
+    torch.testing.assert_close(samples.predict(x, batch_size=None), whole)
+    assert not recwarn, "one batch: nothing depends on how rows are shared out"
+    with pytest.warns(UserWarning, match=r"depends on the rows that share its batch.*batch_size=None"):
+        split = samples.predict(x, batch_size=20)
+    assert (split - whole).abs().max() > 0.01
+    with pytest.raises(IndexError) as raised:
+        edges.predict(x, batch_size=20)
+    assert "need batch_size=None" in raised.value.__notes__[0]
+    assert edges.predict(x).shape == (40, 3)
+
+
 def test_one_example_without_a_batch_axis():
     samples, _ = outputs(3)
     alone = DataLoader(TensorDataset(X, torch.zeros(7)), batch_size=None)
@@ -249,6 +305,8 @@ def test_probabilities_on_another_axis_or_in_a_container_are_seen(recwarn):
         (6, lambda out: out.view(-1, 3, 2), {"class_axis": 1}, lambda raw: raw.view(3, 7, 3, 2).softmax(2)),
         (6, lambda out: out.view(-1, 3, 2), {"class_axis": -1}, lambda raw: raw.view(3, 7, 3, 2).softmax(3)),
         (6, lambda out: out.view(-1, 3, 2), {"class_axis": -2}, lambda raw: raw.view(3, 7, 3, 2).softmax(2)),
+        (8, lambda out: out.view(-1, 2, 2, 2), {"class_axis": 2}, lambda raw: raw.view(3, 7, 2, 2, 2).softmax(3)),
+        (5, lambda out: out, {"output": "multilabel"}, torch.sigmoid),
         (3, lambda out: out, {"output": "regression"}, lambda raw: raw),
         (3, lambda out: out, {"output": lambda logits: logits.amax(1)}, lambda raw: raw.amax(2)),
     ],
@@ -258,6 +316,40 @@ def test_outputs_of_every_meaning(width, wrap, options, right):
     found = samples.predict(X, **options)
     torch.testing.assert_close(found, right(raw).mean(0))
     assert found.std() > 0.01, "one logit gave 1 for every row before"
+
+
+@pytest.mark.parametrize(
+    ("width", "wrap", "options", "logarithms"),
+    [
+        (3, lambda out: out, {}, lambda raw: raw.log_softmax(-1)),
+        (6, lambda out: out.view(-1, 3, 2), {"class_axis": 1}, lambda raw: raw.view(3, 7, 3, 2).log_softmax(2).mT),
+        (1, lambda out: out, {"output": "binary"}, lambda raw: torch.cat([-raw, raw], -1).sigmoid().log()),
+        (1, lambda out: out[:, 0], {"output": "binary"}, lambda raw: torch.cat([-raw, raw], -1).sigmoid().log()),
+        (5, lambda out: out, {"output": "multilabel"}, lambda raw: torch.stack([-raw, raw], -1).sigmoid().log()),
+    ],
+)
+@pytest.mark.parametrize("cumulative", [False, True])
+def test_logarithms_of_averaged_probabilities(width, wrap, options, logarithms, cumulative):
+    samples, raw = outputs(width, wrap)
+    averages = logarithms(raw).exp().cumsum(0) / torch.arange(1, 4).view(3, *[1] * (logarithms(raw).ndim - 1))
+    found = samples.predict(X, log=True, cumulative=cumulative, sample_chunk=2, batch_size=4, **options)
+    torch.testing.assert_close(found, averages.log() if cumulative else averages[-1].log())
+
+
+def test_logarithms_stay_finite_where_probabilities_vanish():
+    samples = constants((1000.0, 0.0), (2000.0, 0.0))
+    assert samples.predict(X)[0].tolist() == [1, 0]
+    torch.testing.assert_close(samples.predict(X, log=True)[0], torch.tensor([0.0, -1000 - math.log(2)]))
+
+
+def test_several_labels_have_uncertainties_of_their_own_and_draws():
+    samples, raw = outputs(5)
+    found, p = samples.uncertainty(X, output="multilabel"), raw.sigmoid()
+    entropy = lambda q: -(q * q.log() + (1 - q) * (1 - q).log())  # noqa: E731
+    torch.testing.assert_close((found.mean, found.total), (p.mean(0), entropy(p.mean(0))))
+    torch.testing.assert_close(found.aleatoric, entropy(p).mean(0))
+    drawn = samples.draws(X, output="multilabel")
+    assert (drawn.shape, sorted(drawn.unique().tolist())) == ((3, 7, 5), [0, 1])
 
 
 Named = namedtuple("Named", ["logits", "auxiliary"])
@@ -368,6 +460,8 @@ def test_a_network_that_gives_its_noise():
     found = samples.uncertainty(X, output="regression", noise="log_variance")
     torch.testing.assert_close((found.mean, found.aleatoric), (mean.mean(0), second.exp().mean(0)))
     pairs, _ = outputs(4, lambda out: (out[:, :2], out[:, 2:].exp()))
+    variances = pairs.uncertainty(X, output="regression", noise="variance")
+    torch.testing.assert_close((variances.mean, variances.aleatoric), (mean.mean(0), second.exp().mean(0)))
     found = pairs.uncertainty(X, output="regression", noise="scale")
     torch.testing.assert_close((found.mean, found.aleatoric), (mean.mean(0), second.exp().square().mean(0)))
 
