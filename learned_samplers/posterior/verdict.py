@@ -191,7 +191,7 @@ def _remarks_on_settling(chains: np.ndarray, numbers: Numbers) -> list[str]:
             f"as in posterior[{length // 4}:]"
         ]
     is_sure = length >= MANY and numbers.within > 1 + 2 * (LARGEST_RHAT - 1)
-    if numbers.within > LARGEST_RHAT and (effective < 2 * FEWEST or is_sure):
+    if numbers.within > LARGEST_RHAT and (effective < min(2 * FEWEST, length / 2) or is_sure):
         return ["the chain still drifts: run it longer or raise lr, and raise burn_in or drop the first samples"]
     if effective < FEWEST and length >= 4 * FEWEST:
         return ["few effective samples: run the chain longer or raise lr"]
