@@ -14,7 +14,7 @@ import torch
 from website import tutorials
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "reports").rglob("*.md"))]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
@@ -136,5 +136,5 @@ def test_linked_files_exist():
 
 
 def test_paths_of_the_layout_exist():
-    for name in ("learned_samplers", "meta_tasks", "tests", "tools", "docs", "website", "pyproject.toml", "Makefile"):
+    for name in ("learned_samplers", "meta_tasks", "tests", "tools", "docs", "reports", "website"):
         assert (ROOT / name).exists()

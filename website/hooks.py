@@ -60,19 +60,24 @@ def on_files(files: Any, config: Any) -> Any:
     made["reference/integrations.md"] = pages.integrations_page()
     for path, content in made.items():
         files.append(File.generated(config, path, content=content))
+    for report in pages.reports():
+        files.append(File.generated(config, str(report.relative_to(pages.ROOT)), abs_src_path=str(report)))
     files.append(File.generated(config, "CITATION.cff", abs_src_path=str(pages.ROOT / "CITATION.cff")))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Turn links to files outside docs/ towards their pages, and put the cards where they belong."""
+    """Turn links to files outside docs/ towards their pages, put the cards where they belong, keep reports apart."""
+    file = page.file.src_uri
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]  # a column with one entry
-    if page.file.src_uri == "papers.md":
-        page.meta["hide"] = ["toc"]  # four entries beside tables of six columns
-    if page.file.src_uri.startswith("tables/"):
-        page.meta["hide"] = ["navigation", "toc"]  # tables of ten columns, which stand in no menu
-    return pages.page_links(markdown, page.file.src_uri).replace("<!-- cards -->", pages.cards())
+    if not file.startswith("reports/"):
+        file = f"docs/{file}"
+    else:
+        page.meta["search"] = {"exclude": True}
+        wide = file.startswith("reports/tables/") or file == "reports/papers.md"
+        page.meta["hide"] = ["navigation", "toc"] if wide else ["navigation"]
+    return pages.site_links(markdown, file).replace("<!-- cards -->", pages.cards())
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:

@@ -11,10 +11,11 @@ import ast
 import importlib
 import inspect
 import json
+import posixpath
 import re
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import FunctionType, ModuleType
 
 import learned_samplers
@@ -110,8 +111,8 @@ def bias(name: str) -> str:
         f"How far the variance of a weight is from T/k on a Gaussian of curvature k: {_AXIS.get(name, 'x = lr·k/N')}.",
         "Curves without marks are exact (the Lyapunov equation of the running step) and end, dotted, where the step",
         "becomes unstable; marks are simulated, with two standard errors. *Minibatches*: gradient noise that heats",
-        "`SGLD` by 2 % at the same step. `python tools/toy.py bias` draws it, [with the numbers](../tables/bias.md);",
-        "[check_sampler](../tutorials/is_my_sampler_right.md) measures any other setting.",
+        "`SGLD` by 2 % at the same step. `python tools/toy.py bias` draws it,",
+        "[with the numbers](../reports/tables/bias.md); [check_sampler](../tutorials/is_my_sampler_right.md) measures any other setting.",
     )
     return "\n".join(pictures) + "\n\n" + " ".join(caption)
 
@@ -214,17 +215,36 @@ def without_docstring() -> Iterator[str]:
 # ---------------------------------------------------------------- files and links
 
 
+def page_of(file: str) -> str:
+    """Page of the site for a file of the repository: reports keep their path, pages lose ``docs/``."""
+    pages = {name: page for page, name in FILES.items()}
+    return pages.get(file, file.removeprefix("docs/"))
+
+
+def site_links(text: str, file: str) -> str:
+    """Text of a repository's file whose relative links lead to pages of the site.
+
+    Args:
+        text: Markdown.
+        file: path in the repository, such as ``reports/results.md``. A page that is generated counts as one in docs/.
+    """
+    folder = posixpath.dirname(page_of(file)) or "."
+
+    def turned(target: str) -> str:
+        name = posixpath.normpath(posixpath.join(posixpath.dirname(file), target))
+        return posixpath.relpath(page_of(name), folder) if target else ""
+
+    return _turn_links(text, turned)
+
+
 def file_page(page: str) -> str:
     """README, CONTRIBUTING or CHANGELOG as a page of the site."""
-    back = {file: one for one, file in FILES.items()}
-    return _turn_links((ROOT / FILES[page]).read_text(), lambda target: back.get(target, target.removeprefix("docs/")))
+    return site_links((ROOT / FILES[page]).read_text(), FILES[page])
 
 
-def page_links(text: str, page: str) -> str:
-    """A page of docs/ whose links to README, CONTRIBUTING and CHANGELOG lead to the site's pages of these."""
-    up = "../" * len(PurePosixPath(page).parents[1:])
-    back = {f"{up}../{file}": f"{up}{one}" for one, file in FILES.items()}
-    return _turn_links(text, lambda target: back.get(target, target))
+def reports() -> list[Path]:
+    """Files of reports/: Markdown and figures."""
+    return sorted(path for path in (ROOT / "reports").rglob("*") if path.suffix in (".md", ".png"))
 
 
 def _turn_links(text: str, turned: Callable[[str], str]) -> str:

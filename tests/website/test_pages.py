@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -50,10 +51,13 @@ def test_a_docstring_without_a_source_is_refused(monkeypatch):
 
 
 def test_links_lead_to_the_pages_of_the_site():
-    assert pages.page_links("[a](../README.md#b) [c](start.md)", "results.md") == "[a](index.md#b) [c](start.md)"
-    assert pages.page_links("[a](../../CHANGELOG.md)", "how-to/tools.md") == "[a](../changelog.md)"
+    text = "[a](../README.md#b) [c](../reports/results.md#d) [e](#f)"
+    assert pages.site_links(text, "docs/start.md") == "[a](index.md#b) [c](reports/results.md#d) [e](#f)"
+    assert pages.site_links("[a](../../CHANGELOG.md)", "docs/how-to/tools.md") == "[a](../changelog.md)"
+    report = "[a](../../docs/start.md) [b](../results.md) ![c](../figures/d.png)"
+    assert pages.site_links(report, "reports/tables/uci.md") == report.replace("docs/", "")
     untouched = "[e](https://x.y/README.md)\n```text\n[f](../README.md)\n```\n"
-    assert pages.page_links(untouched, "results.md") == untouched  # code is left alone
+    assert pages.site_links(untouched, "reports/results.md") == untouched  # code is left alone
 
 
 def test_everything_in_the_reference_has_a_docstring():
@@ -107,7 +111,7 @@ def test_all_integrations_are_in_the_reference():
 def test_the_bias_figures_and_their_table_are_those_of_the_command():
     made = {f"{name}_{theme}.png" for name in CURVES for theme in ("light", "dark")}
     assert {path.name for path in pages.FIGURES.iterdir()} == made
-    text = (ROOT / "docs/tables/bias.md").read_text()
+    text = (ROOT / "reports/tables/bias.md").read_text()
     assert text.startswith("`python tools/toy.py bias`\n")
     rows = [tuple(cell.strip() for cell in line.split("|")[1:3]) for line in text.splitlines() if line.startswith("| ")]
     assert rows[1:] == [(name, label) for name, curves in CURVES.items() for label in curves]
@@ -131,7 +135,7 @@ def test_pieces_of_another_markup_are_found(html, found):
 def copy(tmp_path_factory):
     """A copy of what the site is made of, to plant faults in."""
     folder = tmp_path_factory.mktemp("site")
-    for name in ("docs", "website", "learned_samplers", "meta_tasks", "pretrained"):
+    for name in ("docs", "reports", "website", "learned_samplers", "meta_tasks", "pretrained"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("mkdocs.yml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff"):
         shutil.copy(ROOT / name, folder)
@@ -150,9 +154,16 @@ def test_the_site_builds_strictly_and_a_planted_fault_stops_it(copy):
     assert done.returncode == 0, done.stderr
     page = (copy / "build/site/samplers/BAOA.html").read_text()
     assert '<a href="../samplers/SGHMC.html"><code>SGHMC</code></a>' in page  # names are links
+    index = json.loads((copy / "build/site/search/search_index.json").read_text())
+    found = {document["location"].partition("#")[0] for document in index["docs"]}
+    assert "start.html" in found
+    assert (copy / "build/site/reports/results.html").exists()
+    assert not [location for location in found if location.startswith("reports/")]
+    assert 'href="reports/' not in (copy / "build/site/start.html").read_text().split("<article")[0]
     start = copy / "docs/start.md"
     start.write_text(
-        start.read_text() + "\n[gone](gone.md) [nowhere](results.md#nowhere) ![far](https://example.org/x.png)\n"
+        start.read_text()
+        + "\n[gone](gone.md) [nowhere](../reports/results.md#nowhere) ![far](https://example.org/x.png)\n"
     )
     done = build(copy)
     assert done.returncode != 0
