@@ -112,7 +112,8 @@ def bias(name: str) -> str:
         "Curves without marks are exact (the Lyapunov equation of the running step) and end, dotted, where the step",
         "becomes unstable; marks are simulated, with two standard errors. *Minibatches*: gradient noise that heats",
         "`SGLD` by 2 % at the same step. `python tools/toy.py bias` draws it,",
-        "[with the numbers](../reports/tables/bias.md); [check_sampler](../tutorials/is_my_sampler_right.md) measures any other setting.",
+        "[with the numbers](../reports/tables/bias.md).",
+        "[check_sampler](../tutorials/is_my_sampler_right.md) measures any other setting.",
     )
     return "\n".join(pictures) + "\n\n" + " ".join(caption)
 
