@@ -15,6 +15,8 @@ import pytest
 from experiments.toys.bias import CURVES
 
 import learned_samplers
+import pretrained
+from learned_samplers.table import SAMPLERS, Entry
 from website import pages
 from website.citation import citation
 from website.hooks import leftovers
@@ -26,19 +28,46 @@ installed = pytest.mark.skipif(
 
 
 def test_every_sampler_has_a_page_with_its_rule_and_its_bias():
-    names = list(pages.samplers())
-    assert {"SGLD", "SGHMC", "HMC", "L2E", "MetaSGMCMC", "CyclicalSGMCMC"} <= set(names)
-    assert not {"Sampler", "SVGD", "IVON", "PosteriorSamples"} & set(names)
-    for name in names:
+    for name in SAMPLERS:
         page = pages.sampler_page(name)
         assert page.startswith(f"# {name}\n")
         assert f".{name}\n" in page
-        assert name in ("HMC", "CyclicalSGMCMC") or "## The rule as a pure function\n" in page, name
+        assert name in ("HMC", "CyclicalSGMCMC", "IVON") or "## The rule as a pure function\n" in page, name
         assert ("dark.png#only-dark)" in page) == (name in CURVES), name
     assert "learned_samplers.classical.sghmc.sghmc_rule" in pages.sampler_page("SGHMC")
     assert "learned_samplers.learned.l2e.l2e_rule" in pages.sampler_page("L2E")
     assert "zoo.md#l2e-paper" in pages.sampler_page("L2E")
     assert "zoo.md#kinetic-l2e); its law on Gaussians: bias" in pages.sampler_page("KineticL2E")
+
+
+def test_a_registered_sampler_has_a_page_and_a_line(monkeypatch):
+    mine = type("Mine", (learned_samplers.SGLD,), {"__doc__": "SGLD of mine.\n\nSource: nobody, 2026."})
+    monkeypatch.setitem(SAMPLERS, "Mine", Entry(mine))
+    assert pages.sampler_page("Mine").startswith("# Mine\n")
+    line = pages.sampler_table().splitlines()[-1]
+    assert line == "| [`Mine`](samplers/Mine.md) | SGLD of mine | O(h) | – | yes | yes |"
+
+
+def test_the_table_says_what_a_sampler_can_do():
+    lines = {line.split("`")[1]: line for line in pages.sampler_table().splitlines()[2:]}
+    assert list(lines) == list(SAMPLERS)
+    assert lines["HMC"].endswith("| exact | yes | yes | – |")
+    assert lines["SGNHT"].endswith("| O(h) | – | `separate=True` | – |")
+
+
+def test_lists_of_samplers_on_pages_are_those_of_the_table():
+    """Each sampler has its paragraph and its cost, and no page spells a name in its own way."""
+    docs = ROOT / "docs"
+    paragraphs = re.findall(r"^\*\*`(\w+)`\*\* ", (docs / "which_sampler.md").read_text(), re.MULTILINE)
+    assert sorted(paragraphs) == sorted(SAMPLERS)
+    costs = re.findall(r"^\| `(\w+)", (docs / "speed.md").read_text(), re.MULTILINE)
+    assert set(costs) == set(SAMPLERS)
+    names = {name.lower(): name for name in SAMPLERS}
+    for page in [*docs.rglob("*.md"), *(ROOT / "reports").rglob("*.md")]:
+        for cell in re.findall(r"(?<=\| )[^|]+(?= \|)", page.read_text()):
+            word = re.match(r"`?(\w+)(?![\w-])", cell)
+            if word and word[1] not in pretrained.names():
+                assert names.get(word[1].lower(), word[1]) == word[1], f"{page.name}: {cell}"
 
 
 def test_a_docstring_without_a_source_is_refused(monkeypatch):
@@ -76,8 +105,7 @@ def test_a_missing_docstring_is_named(monkeypatch):
 
 def test_the_reference_names_all_exports():
     text = "".join(pages.reference_page(page) for page in pages.REFERENCE)
-    samplers = set(pages.samplers())
-    for name in set(learned_samplers.__all__) - samplers:
+    for name in set(learned_samplers.__all__) - set(SAMPLERS):
         where = getattr(learned_samplers, name).__module__
         assert f"::: {where}.{name}\n" in text, name
 
