@@ -1,4 +1,4 @@
-"""What mkdocs does beyond its configuration: generated pages, links of names, and the check of docstrings."""
+"""Hooks of mkdocs: generated pages, reports beside them, links of names, and the check of docstrings."""
 
 from __future__ import annotations
 

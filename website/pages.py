@@ -81,7 +81,7 @@ def sampler_table() -> str:
 
 
 def _chains(entry: Entry) -> str:
-    """How `Chains` runs a sampler."""
+    """Cell of the column "chains": the way in which `Chains` runs a sampler."""
     return "yes" if entry.stacked else "`separate=True`"
 
 

@@ -98,8 +98,8 @@ def test_a_missing_docstring_is_named(monkeypatch):
     exec("class Told:\n    'It says.'\n    def silent(self): ...\ndef mute(): ...\n", vars(module))
     monkeypatch.setitem(sys.modules, "planted", module)
     monkeypatch.setitem(pages.REFERENCE, "planted", ("Planted", ("planted",)))
-    for each in (module.Told, module.mute):
-        each.__module__ = "planted"
+    for value in (module.Told, module.mute):
+        value.__module__ = "planted"
     assert list(pages.without_docstring()) == ["planted.mute", "planted.Told.silent"]
 
 
@@ -146,7 +146,7 @@ def test_the_bias_figures_and_their_table_are_those_of_the_command():
 
 
 @pytest.mark.parametrize(
-    ("html", "found"),
+    ("html", "pieces"),
     [
         ("<p>A baseline.</p><p>:</p>", ["<p>:</p>"]),
         ("<p>========  ===</p>", ["========"]),
@@ -155,8 +155,8 @@ def test_the_bias_figures_and_their_table_are_those_of_the_command():
         ("<p>a &lt;root&gt; <code>``</code></p><pre>========</pre><p>a = b:</p>", []),
     ],
 )
-def test_pieces_of_another_markup_are_found(html, found):
-    assert leftovers(html) == found
+def test_pieces_of_another_markup_are_found(html, pieces):
+    assert leftovers(html) == pieces
 
 
 @pytest.fixture(scope="module")
@@ -183,10 +183,10 @@ def test_the_site_builds_strictly_and_a_planted_fault_stops_it(copy):
     page = (copy / "build/site/samplers/BAOA.html").read_text()
     assert '<a href="../samplers/SGHMC.html"><code>SGHMC</code></a>' in page  # names are links
     index = json.loads((copy / "build/site/search/search_index.json").read_text())
-    found = {document["location"].partition("#")[0] for document in index["docs"]}
-    assert "start.html" in found
+    locations = {document["location"].partition("#")[0] for document in index["docs"]}
+    assert "start.html" in locations
     assert (copy / "build/site/reports/results.html").exists()
-    assert not [location for location in found if location.startswith("reports/")]
+    assert not [location for location in locations if location.startswith("reports/")]
     assert 'href="reports/' not in (copy / "build/site/start.html").read_text().split("<article")[0]
     start = copy / "docs/start.md"
     start.write_text(
