@@ -91,7 +91,7 @@ def test_the_notebook_runs_as_it_stands(monkeypatch):
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
     names: dict = {}
-    exec("\n".join(cell for cell in code if "%pip" not in each), names)
+    exec("\n".join(cell for cell in code if "%pip" not in cell), names)
     assert (names["doubt"].mean.argmax(1) == names["test_y"]).float().mean() > 0.95
     assert (names["strange"].epistemic > names["limit"]).float().mean() > 0.6
 
