@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import posixpath
 import re
 import sys
 from pathlib import Path, PurePosixPath
@@ -78,6 +79,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         page.meta["search"] = {"exclude": True}
         wide = file.startswith("reports/tables/") or file == "reports/papers.md"
         page.meta["hide"] = ["navigation", "toc"] if wide else ["navigation"]
+        index = posixpath.relpath("reports/README.md", posixpath.dirname(file))
+        markdown += f"\n\n[All reports]({index})\n"
     markdown = pages.site_links(markdown, file)
     return markdown.replace("<!-- cards -->", pages.cards()).replace("<!-- samplers -->", pages.sampler_table())
 

@@ -55,6 +55,12 @@ def test_the_table_says_what_a_sampler_can_do():
     assert lines["SGNHT"].endswith("| O(h) | – | `separate=True` | – |")
 
 
+def test_every_report_is_in_the_index():
+    folder = ROOT / "reports"
+    links = set(re.findall(r"\]\(([\w/]+\.md)\)", (folder / "README.md").read_text()))
+    assert links == {str(page.relative_to(folder)) for page in folder.rglob("*.md")} - {"README.md"}
+
+
 def test_lists_of_samplers_on_pages_are_those_of_the_table():
     """Each sampler has its paragraph and its cost, and no page spells a name in its own way."""
     docs = ROOT / "docs"
