@@ -134,8 +134,8 @@ def check_sampler(
         raise ValueError(f"coordinates must be a number where each is a chain of its own, got {shape}")
     group = probe.param_groups[0]
 
-    def of_target(name: str, given: float | None, default: float | None) -> float:
-        value = as_number(group.get(name, default)) if given is None else given
+    def of_target(name: str, argument: float | None, default: float | None) -> float:
+        value = as_number(group.get(name, default)) if argument is None else argument
         if value is None:
             raise ValueError(f"{name} must be given: the sampler's parameter group has none")
         return validation.number(name, value)
@@ -172,21 +172,21 @@ def check_sampler(
 
     results, unstable = [], not all(math.isfinite(m["measured_variance"]) for m in measured)
     for i, (k, target, m) in enumerate(zip(curvatures, targets, measured, strict=True)):
-        found = {"curvature": k, "target_variance": target, **m}
+        row = {"curvature": k, "target_variance": target, **m}
         if refined is None:
-            expected, fine = (float(row[i].stationary_covariance(without_replacement)[0, 0]) for row in maps)  # type: ignore
+            expected, fine = (float(steps_of[i].stationary_covariance(without_replacement)[0, 0]) for steps_of in maps)  # type: ignore
             unstable |= not math.isfinite(expected)
-            found |= {"expected_variance": expected, "remembered": 0.0}
+            row |= {"expected_variance": expected, "remembered": 0.0}
         else:
             expected, finer = m["measured_variance"], refined[i]
             fine = finer["measured_variance"]
-            found |= {
+            row |= {
                 "refined_error": finer["standard_error"],
                 "refined_kurtosis": finer["kurtosis"],
                 "refined_kurtosis_error": finer["kurtosis_error"],
                 "remembered": max(m["remembered"], finer["remembered"]),
             }
-        results.append(CurvatureResult(**found, bias=expected / target - 1, refined_bias=fine / target - 1))
+        results.append(CurvatureResult(**row, bias=expected / target - 1, refined_bias=fine / target - 1))
     metropolis = getattr(probe, "badge", "") == "exact"
     shared = correlated(joint, None if linear else run.joint, tolerance, refine)
     verdict, passed, reason = judge(results, linear, unstable, tolerance, refine, metropolis, shared)

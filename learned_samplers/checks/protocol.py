@@ -1,4 +1,4 @@
-"""What `check_sampler` and `suggest_lr` ask of a sampler: a step that takes their closure, and a chain to look at."""
+"""Protocol of a sampler that `check_sampler` and `suggest_lr` can run: its maker, its step, its closure."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _BATCHES = 16
 
 @dataclass(frozen=True)
 class StepSizeRow:
-    """What one learning rate costs."""
+    """Bias and heat at one learning rate."""
 
     lr: float
     #: Relative error of the variance along the stiffest direction, with full gradients.
@@ -178,15 +178,15 @@ class _Probe:
             raise ValueError(f"sampler must have num_data in its parameter groups, got {self.name}")
 
     def step(self, lr: float, curvature: float, push: float = 0.0) -> LinearStep:
-        found = None  # a Metropolis test is not linear
+        step = None  # a Metropolis test is not linear
         if self.name != "HMC":
-            found = read_linear_step(self.factory, curvature, push, lr / self.lr)
-        if found is None:
+            step = read_linear_step(self.factory, curvature, push, lr / self.lr)
+        if step is None:
             raise ValueError(
                 f"sampler must move a quadratic's coordinates by the same linear map at each step, which {self.name} "
                 "does not; of one that adapts or explores give the sampler that it samples with"
             )
-        return found
+        return step
 
     def stable(self, lr: float) -> bool:
         return self.step(lr, self.curvature).spectral_radius < 1

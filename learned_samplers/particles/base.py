@@ -154,7 +154,7 @@ class ParticleSampler(Sampler):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of all particles.
+        """Move all particles by one step.
 
         Args:
             closure: returns the losses of every particle, (M,) for one target or (K, M) for K, with their graph: it
@@ -239,13 +239,13 @@ class ParticleSampler(Sampler):
         trunk, heads = self._named("task", None), {task: self._named("task", task) for task in tasks}
         if not trunk and not any(heads.values()):
             raise ValueError("every parameter is frozen: none has requires_grad=True")
-        shared, own = task_gradients(losses, trunk, heads, keep_graph=features is not None)
+        shared, of_heads = task_gradients(losses, trunk, heads, keep_graph=features is not None)
         first = self.param_groups[0]
         num_data, temperature = as_number(first["num_data"]), as_number(first["temperature"])
         stacked = torch.stack([loss.detach() for loss in losses])
         priors = {p: as_number(g["prior_precision"]) for g in self.param_groups for p in g["params"]}
         roles = []
-        for task, named, gradients in [(None, trunk, shared), *((k, heads[k], own.get(k, [])) for k in heads)]:
+        for task, named, gradients in [(None, trunk, shared), *((k, heads[k], of_heads.get(k, [])) for k in heads)]:
             if params := [p for _, p in named]:
                 buffers = flat_buffers(params, gradients, num_data, [priors[p] for p in params])
                 roles.append(Role(*buffers, stacked, num_data, temperature, task, features, params))
@@ -256,12 +256,12 @@ class ParticleSampler(Sampler):
         tasks = {group["task"] for group in self.param_groups}
         if None not in tasks:
             raise ValueError("there is no group of shared parameters: every parameter group names a task")
-        found = sorted(tasks - {None})
-        if found and found != list(range(targets)):
+        with_heads = sorted(tasks - {None})
+        if with_heads and with_heads != list(range(targets)):
             raise ValueError(
-                f"{targets} losses need a group for each of the tasks 0 to {targets - 1}, got groups for {found}"
+                f"{targets} losses need a group for each of the tasks 0 to {targets - 1}, got groups for {with_heads}"
             )
-        return found
+        return with_heads
 
     def _named(self, key: str, value: Any) -> list[tuple[str, Tensor]]:
         """Names and parameters of the groups that have that value, without those that are frozen."""
@@ -301,7 +301,7 @@ class ParticleSampler(Sampler):
     # ---------------------------------------------------------------- saving and resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """As for every sampler, with the state of the base optimizer."""
+        """Return the sampler's state, as for every sampler, with that of the base optimizer."""
         saved = {**super().state_dict(), "of": self._identity()}
         if self.base_optimizer is not None:
             saved["base_optimizer"] = base_optimizers.state_dict(self.base_optimizer)
@@ -326,7 +326,7 @@ class ParticleSampler(Sampler):
             self.base_optimizer.load_state_dict(base)
 
     def _identity(self) -> dict[str, Any]:
-        """What the particles' law depends on beside the groups, as far as it can be written down."""
+        """Settings beside the groups that the particles' law depends on, those that can be written down."""
         values = {name: self.__dict__.get(name) for name in self.settings}
         named = {name: x.tolist() if isinstance(x, Tensor) else repr(x) for name, x in values.items()}
         return {name: x for name, x in named.items() if " at 0x" not in str(x)}  # a function has no lasting name

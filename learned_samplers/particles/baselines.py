@@ -92,8 +92,8 @@ class LinearScalarisation(IndependentSampler):
 
     def _weigh(self, role: Role) -> Tensor:
         count = len(role.gradients)
-        given = (1 / count,) * count if isinstance(self.target_weights, str) else self.target_weights
-        return fixed_weights(given, role.gradients)
+        weights = (1 / count,) * count if isinstance(self.target_weights, str) else self.target_weights
+        return fixed_weights(weights, role.gradients)
 
 
 class ParetoMTL(IndependentSampler):
@@ -123,12 +123,12 @@ class ParetoMTL(IndependentSampler):
     def __init__(self, params: Any, lr: float, num_data: float = 1.0, *, preferences: Any = None, **shared: Any):
         self.preferences: Tensor | None = None
         if preferences is not None:
-            given = torch.as_tensor(preferences).detach().double()
-            if given.dim() != 2 or not given.isfinite().all() or (given < 0).any() or not given.any(-1).all():
+            rows = torch.as_tensor(preferences).detach().double()
+            if rows.dim() != 2 or not rows.isfinite().all() or (rows < 0).any() or not rows.any(-1).all():
                 raise ValueError(
                     f"preferences must be (M, K) non-negative numbers without zero rows, got {preferences}"
                 )
-            self.preferences = given
+            self.preferences = rows
         super().__init__(params, lr, num_data, **shared)
         if self.preferences is not None and len(self.preferences) != self.num_particles:
             raise ValueError(

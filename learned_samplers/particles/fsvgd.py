@@ -85,7 +85,7 @@ class FSVGD(ParticleSampler):
             )
 
     def step(self, closure: Any = None) -> Any:
-        """One step of all particles.
+        """Move all particles by one step.
 
         Args:
             closure: returns (losses, outputs) or (losses, outputs, log_prior), with their graph: the losses (M,), each
@@ -112,7 +112,7 @@ class FSVGD(ParticleSampler):
         if not network:
             raise ValueError("every parameter belongs to the likelihood or is frozen; FSVGD needs the network's")
         wanted = [outputs, *(p for _, p in likelihood)]
-        by_output, *own = gradients_of(losses.sum(), wanted)
+        by_output, *by_likelihood = gradients_of(losses.sum(), wanted)
         if by_output is None:
             raise ValueError("the losses must be computed from the outputs that the closure returns beside them")
         if not self.step_count:
@@ -129,7 +129,8 @@ class FSVGD(ParticleSampler):
         push = push.view_as(outputs).to(outputs.dtype)
         moved = torch.autograd.grad(outputs, [p for _, p in network], push, allow_unused=True)
         roles = []
-        for named, of, grads, sign in ((network, "outputs", moved, -1 / num_data), (likelihood, "losses", own, 1.0)):
+        parts = ((network, "outputs", moved, -1 / num_data), (likelihood, "losses", by_likelihood, 1.0))
+        for named, of, grads, sign in parts:
             checked = [checked_gradient(name, g, f"the {of}") for (name, _), g in zip(named, grads, strict=True)]
             if params := [p for _, p in named]:
                 buffers = flat_buffers(params, [sign * g[None] for g in checked], num_data, [])
@@ -169,10 +170,10 @@ def _refuse_bypass(total: Tensor, outputs: Tensor, network: Sequence[tuple[str, 
     """ValueError where a part of the losses or of the prior does not pass through the outputs: it would be lost."""
     params = [p for _, p in network]
     grad = partial(torch.autograd.grad, retain_graph=True, allow_unused=True, materialize_grads=True)
-    whole, through = grad(total, params), grad(outputs, params, grad(total, outputs)[0])
-    for (name, _), one, other in zip(network, whole, through, strict=True):
+    directly, through = grad(total, params), grad(outputs, params, grad(total, outputs)[0])
+    for (name, _), gradient, by_outputs in zip(network, directly, through, strict=True):
         # What is not finite compares as false, and is told as such later.
-        if (one - other).norm() > BYPASS * (one.norm() + other.norm()):
+        if (gradient - by_outputs).norm() > BYPASS * (gradient.norm() + by_outputs.norm()):
             raise ValueError(
                 f"the losses or log_prior depend on parameter {name} other than through the outputs: FSVGD's prior is "
                 "on functions, and a penalty on weights has no part in it"

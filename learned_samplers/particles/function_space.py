@@ -1,4 +1,4 @@
-"""What `FSVGD` needs beside the networks: measurement sets, function-space priors, likelihoods of all particles."""
+"""Parts of `FSVGD` beside the networks: measurement sets, function-space priors, likelihoods of all particles."""
 
 from __future__ import annotations
 
