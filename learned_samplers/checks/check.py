@@ -111,6 +111,10 @@ def check_sampler(
         RuntimeError: its step calls ``backward()`` on the closure's loss.
     """
     shape = _shape(coordinates)
+    seed = validation.seed("seed", seed)
+    validation.one_of("per_chain", per_chain, (None, True, False))
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(f"dtype must be a real floating-point dtype of torch, got {dtype!r}")
     validation.positive("tolerance", tolerance)
     validation.non_negative("gradient_noise", gradient_noise)
     if validation.number("refinement", refinement) <= 1:
@@ -118,6 +122,8 @@ def check_sampler(
     for name, values in (("stiffness", stiffness), ("curvature", curvature)):
         if values is not None and not isinstance(values, list | tuple):
             raise TypeError(f"{name} must be a tuple or a list of numbers, got {type(values).__name__}")
+        for i, value in enumerate(values or ()):
+            validation.positive(f"{name}[{i}]", value)
     if not (stiffness if curvature is None else curvature):
         raise ValueError("stiffness or curvature must have at least one value")
     if without_replacement is not None:
@@ -144,10 +150,11 @@ def check_sampler(
     t = of_target("temperature", temperature, 1.0)
     prior = of_target("prior_precision", prior_precision, 0.0)
     lr = validation.number("lr", group["lr"])
+    validation.positive("lr", lr)
+    validation.positive("num_data", n)
     validation.positive("temperature", t)
+    validation.non_negative("prior_precision", prior)
     curvatures = [s * n / lr for s in stiffness] if curvature is None else list(curvature)
-    for k in curvatures:
-        validation.positive("curvature", k)
     targets = [t / (k + prior) for k in curvatures]
 
     refine = refinement

@@ -123,7 +123,10 @@ class ParetoMTL(IndependentSampler):
     def __init__(self, params: Any, lr: float, num_data: float = 1.0, *, preferences: Any = None, **shared: Any):
         self.preferences: Tensor | None = None
         if preferences is not None:
-            rows = torch.as_tensor(preferences).detach().double()
+            try:
+                rows = torch.as_tensor(preferences).detach().double()
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise TypeError(f"preferences must be (M, K) numbers, got {preferences!r:.60}") from error
             if rows.dim() != 2 or not rows.isfinite().all() or (rows < 0).any() or not rows.any(-1).all():
                 raise ValueError(
                     f"preferences must be (M, K) non-negative numbers without zero rows, got {preferences}"

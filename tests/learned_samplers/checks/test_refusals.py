@@ -12,6 +12,8 @@ from learned_samplers.particles import SVGD
 from tests.harness import small_data, small_network
 from tests.learned_samplers.checks.own_samplers import Langevin, N, Own, bent
 
+HUGE = 10**30  # which no number of torch can hold
+
 
 def sgld(p):
     return SGLD(p, 0.1, N)
@@ -42,9 +44,17 @@ class Never(bent(Langevin)):
         (lambda p: SVGD(p, 0.1), {}, ValueError, "SVGD"),
         (lambda p: SGLD(p, 0.1, N, temperature=0), {}, ValueError, "temperature"),
         (sgld, {"tolerance": 0}, ValueError, "tolerance"),
+        *((sgld, {"seed": x}, TypeError, "seed") for x in ("x", None, 2.5, True)),
+        *((sgld, {"seed": x}, ValueError, "seed") for x in (-1, HUGE)),
+        *((sgld, {name: HUGE}, ValueError, name) for name in ("steps", "coordinates", "num_data", "prior_precision")),
+        *((sgld, {"prior_precision": x}, ValueError, "prior_precision") for x in (-1, float("nan"))),
+        (sgld, {"num_data": -1}, ValueError, "num_data"),
+        *((sgld, {"per_chain": x}, ValueError, "per_chain") for x in ("x", 1)),
+        *((sgld, {"dtype": x}, TypeError, "dtype") for x in ("float32", torch.int64, torch.complex64, None)),
         (sgld, {"refinement": 1}, ValueError, "refinement"),
         (sgld, {"gradient_noise": -1}, ValueError, "gradient_noise"),
-        (sgld, {"curvature": [0.0]}, ValueError, "curvature"),
+        *((sgld, {"curvature": [0.1, x]}, ValueError, r"curvature\[1\]") for x in (0.0, HUGE, float("inf"))),
+        *((sgld, {"stiffness": [x]}, TypeError, r"stiffness\[0\]") for x in ("x", True)),
         (sgld, {"stiffness": ()}, ValueError, "stiffness"),
         (sgld, {"stiffness": (5e-7, 0.5)}, ValueError, "stiffness 5e-07.*steps="),  # before any is run
         (sgld, {"stiffness": torch.tensor([0.1, 0.2])}, TypeError, "stiffness.*Tensor"),
@@ -81,6 +91,12 @@ def test_check_sampler(factory, arguments, error, named):
         ({"sampler": lambda p: CyclicalSGMCMC(p, lr=0.1, num_data=N, cycle_length=10)}, ValueError, "CyclicalSGMCMC"),
         ({"sampler": lambda p: torch.optim.SGD(p, 0.1)}, ValueError, "num_data"),
         ({"sampler": lambda p: SGLD(p, 0.1, N, temperature=0.0)}, ValueError, "temperature"),
+        *(({"seed": x}, TypeError, "seed") for x in ("x", None, 2.5, True)),
+        *(({"seed": x}, ValueError, "seed") for x in (-1, HUGE)),
+        *(({name: HUGE}, ValueError, name) for name in ("iterations", "batch_size", "chunk_size")),
+        ({"model": "net"}, TypeError, "model"),
+        ({"loss": "mean"}, TypeError, "loss"),
+        ({"batch_size": 4, "allowed_heat": 1e-12}, ValueError, "SGLD has .* a heat above 0% at every lr"),
         ({"allowed_bias": 0.0}, ValueError, "allowed_bias"),
         ({"iterations": 0}, ValueError, "iterations"),
         ({"batch_size": 0}, ValueError, "batch_size"),

@@ -21,7 +21,7 @@ from tests.learned_samplers.particles.particle_problems import (
 
 NAN, INF = float("nan"), float("inf")
 ADAM = torch.optim.Adam
-HALF = torch.float16
+HALF, ZERO = torch.float16, torch.zeros(1)
 
 
 def w(count=4, *shape, **keywords):
@@ -40,8 +40,16 @@ def gp(outputs, covariance=None):
     return ps.GaussianProcessPrior(covariance or ps.squared_exponential()).log_density(leaf(2, 1), outputs)
 
 
-def stacked(**other):
-    return {**stacked_mlp(3)[1], **other}
+def measured(batch=ZERO, inputs=ZERO, count=2, generator=None):
+    return ps.measurement_set(batch, inputs, count, scale=0.1, generator=generator)
+
+
+def classified(label):
+    return ps.classification_loss(torch.zeros(4, 6, 3), torch.full((6,), label))
+
+
+def stacked(**tensors):
+    return {**stacked_mlp(3)[1], **tensors}
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -52,6 +60,7 @@ def stacked(**other):
         (w(), {"lr": "fast"}, TypeError, "lr"),
         (w(), {"num_data": 0}, ValueError, "num_data"),
         (w(), {"num_data": None}, TypeError, "num_data"),
+        *((w(), {name: 10**30}, ValueError, name) for name in ("lr", "num_data", "prior_precision")),
         (w(), {"prior_precision": -1.0}, ValueError, "prior_precision"),
         (w(), {"base_optimizer": "adam"}, TypeError, "base_optimizer"),
         (w(), {"base_optimizer": dict}, TypeError, "base_optimizer"),
@@ -105,6 +114,7 @@ def test_arguments(name, params, keywords, error, named):
         (lambda: ps.ParetoMTL([w()], 0.1, preferences=[[0.0, 0.0]] * 4), ValueError, "preferences"),
         (lambda: ps.ParetoMTL([w()], 0.1, preferences=[[NAN, 1.0]] * 4), ValueError, "preferences"),
         (lambda: ps.ParetoMTL([w()], 0.1, preferences=[1.0, 0.0]), ValueError, "preferences"),
+        *((lambda x=x: ps.ParetoMTL([w()], 0.1, preferences=x), TypeError, "preferences") for x in ("x", 10**30)),
         (lambda: ps.FSVGD([{"params": [w()], "prior_precision": 1.0}], 0.1, 20), ValueError, "prior_precision"),
         (lambda: ps.FSVGD([{"params": [w()], "likelihood": "yes"}], 0.1, 20), ValueError, "likelihood"),
         (lambda: ps.FSVGD([{"params": [w()], "task": 0}], 0.1, 20), ValueError, "task"),
@@ -128,12 +138,27 @@ def test_arguments(name, params, keywords, error, named):
         ),
         (lambda: ps.GaussianProcessPrior(ps.squared_exponential(), jitter=0.0), ValueError, "jitter"),
         (lambda: ps.squared_exponential(-1.0), ValueError, "length_scale"),
-        (lambda: ps.FittedPrior(None, num_draws=1), ValueError, "num_draws"),
-        (lambda: ps.FittedPrior(None, floor=0.0), ValueError, "floor"),
+        (lambda: ps.GaussianProcessPrior("rbf"), TypeError, "covariance"),
+        (lambda: ps.FittedPrior(None), TypeError, "draws"),
+        (lambda: ps.FittedPrior(print, num_draws=1), ValueError, "num_draws"),
+        (lambda: ps.FittedPrior(print, floor=0.0), ValueError, "floor"),
+        (lambda: ps.FittedPrior(print, generator=3), TypeError, "generator"),
+        (lambda: ps.network_draws("net", 1.0), TypeError, "network"),
+        (lambda: ps.network_draws(nn.Linear(1, 1), 1.0, generator=3), TypeError, "generator"),
         (lambda: ps.network_draws(nn.Linear(1, 1), 0.0), ValueError, "standard_deviation"),
-        (lambda: ps.measurement_set(torch.zeros(1), torch.zeros(1), -1, scale=0.1), ValueError, "count"),
+        *((lambda x=x: measured(count=x), ValueError, "count") for x in (-1, 10**30)),
+        (lambda: measured(batch=[0.0]), TypeError, "batch"),
+        (lambda: measured(inputs=[0.0]), TypeError, "inputs"),
+        (lambda: measured(generator=3), TypeError, "generator"),
         (lambda: ps.regression_loss(torch.zeros(4, 6), torch.zeros(5), torch.zeros(4)), ValueError, "targets"),
+        (lambda: ps.regression_loss(torch.zeros(4, 6), [0.0] * 6, torch.zeros(4)), TypeError, "targets"),
+        (lambda: ps.regression_loss(torch.zeros(4, 6), torch.zeros(6), 0.0), TypeError, "log_noise"),
         (lambda: ps.classification_loss(torch.zeros(4, 6), torch.zeros(6)), ValueError, "logits"),
+        (lambda: ps.classification_loss([0.0], leaf(6)), TypeError, "outputs"),
+        (lambda: ps.classification_loss(torch.zeros(4, 6, 3), 2), TypeError, "labels"),
+        (lambda: ps.classification_loss(torch.zeros(4, 6, 3), torch.zeros(6)), TypeError, "labels.*float32"),
+        *((lambda x=x: classified(x), ValueError, "labels.*from 0 to 2") for x in (3, -1)),
+        (lambda: ps.GaussianProcessPrior(ps.squared_exponential()).log_density([0.0], leaf(3, 1)), TypeError, "inputs"),
         (lambda: gp(leaf(3, 2), lambda a, b: -torch.eye(2)), ValueError, "covariance"),
         (lambda: gp(leaf(3, 4)), ValueError, "outputs"),
         (lambda: ps.particle_samples(lambda x: x, stacked()), TypeError, "model"),
