@@ -1,4 +1,4 @@
-"""What `check_sampler` and `suggest_lr` refuse: an error of its class that names the argument or the sampler."""
+"""Refusals of `check_sampler` and `suggest_lr`: an error of its class that names the argument or the sampler."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ def test_check_sampler(factory, arguments, error, named):
     ],
 )
 def test_suggest_lr(settings, error, named):
-    given = dict(model=small_network(), loss=nn.functional.cross_entropy, data=small_data(), sampler=sgld)
+    arguments = dict(model=small_network(), loss=nn.functional.cross_entropy, data=small_data(), sampler=sgld)
     with pytest.raises(error, match=named):
-        suggest_lr(**{**given, **settings})
+        suggest_lr(**{**arguments, **settings})
 
 
 @pytest.mark.parametrize("error", [TypeError, RuntimeError])

@@ -1,4 +1,4 @@
-"""What the particle samplers refuse: an error of its class that names what is wrong, and nothing has changed."""
+"""Refusals of the particle samplers: an error of its class that names what is wrong, and nothing has changed."""
 
 from __future__ import annotations
 
@@ -352,8 +352,8 @@ def test_closures_of_functions(spoil, error, named):
 
 
 def test_steps_of_functions():
-    x, other = w(1, 3), leaf(1)
-    idle = ("idle", other)
+    x, idle_parameter = w(1, 3), leaf(1)
+    idle = ("idle", idle_parameter)
 
     def closure():
         outputs = x * 1.0
@@ -361,7 +361,7 @@ def test_steps_of_functions():
 
     for params, kernel, named in [
         ([x], ps.RBF("off_diagonal_median"), "bandwidth"),
-        ([{"params": [other], "likelihood": True}], None, "network's"),
+        ([{"params": [idle_parameter], "likelihood": True}], None, "network's"),
         ([("x", x), idle], None, "'idle' takes no part in the outputs"),
         (
             [{"params": [("x", x)]}, {"params": [idle], "likelihood": True}],
@@ -409,7 +409,7 @@ BY_ADAM, FRONT = {"base_optimizer": ADAM}, [[1.0, 0.0], [0.6, 0.8], [0.8, 0.6], 
     ],
 )
 def test_a_state_of_other_settings(cls, ours, theirs, named):
-    """Of another number of particles too: without state tensors it fitted, and the next step failed in the middle."""
+    """Another number of particles is refused, too: without state tensors it fitted, and the next step failed."""
     refuses_state(after_a_step(cls, **ours), after_a_step(cls, **theirs).state_dict(), named)
 
 
