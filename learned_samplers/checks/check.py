@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
 from learned_samplers.checks.linear import read_linear_step
 from learned_samplers.checks.moments import correlated
-from learned_samplers.checks.protocol import made_by, refuse
+from learned_samplers.checks.protocol import Factory, made_by, refuse
 from learned_samplers.checks.report import CurvatureResult, SamplerReport, judge
 from learned_samplers.checks.simulation import Simulation
 from learned_samplers.classical.hmc import HMC
-
-Factory = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 # Steps that are run without being asked for.
 _MOST_STEPS = 200_000

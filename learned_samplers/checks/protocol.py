@@ -7,6 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+
+#: Makes a sampler from a list of parameters.
+Factory = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 
 def refuse(sampler: Any, what: str) -> None:

@@ -15,9 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
-from learned_samplers.checks.check import Factory
 from learned_samplers.checks.linear import LinearStep, read_linear_step
-from learned_samplers.checks.protocol import made_by, refuse
+from learned_samplers.checks.protocol import Factory, made_by, refuse
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
