@@ -10,10 +10,11 @@ from torch import Tensor
 
 from learned_samplers.base import validation as check
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
+from learned_samplers.base.settings import choice, setting
 from learned_samplers.learned.features import FEATURE_SETS, Kept
 from learned_samplers.learned.l2e import AveragingSampler
 from learned_samplers.learned.network import RuleArguments, network_at
-from learned_samplers.learned.settings import LearnedSettings, choice, setting
+from learned_samplers.learned.settings import LearnedSettings
 
 
 def _at_least_one(name: str, value: Any) -> None:
@@ -113,16 +114,9 @@ class PrecondL2E(AveragingSampler):
     Invariant law: none. A Q or D that changes with the state moves the law unless the terms Γ of the complete recipe
     (Ma, Chen and Fox, 2015) are added, which the ablation leaves out.
 
-    Args:
-        params, lr, num_data, temperature, prior_precision, momentum_decay: as for `L2E`.
-        momentum_init, foreach, generator, options: as for `L2E`, too.
-        network: as for `L2E`; no weights are shipped, so that "default" is None, fresh weights.
-        settings: a dict of `PreconditionedSettings`, where each is explained, or all of them.
-
     Raises:
         ValueError, TypeError: an argument is out of range, of a wrong type, or contradicts the network's card.
     """
 
     settings_class = PreconditionedSettings
-    settings: PreconditionedSettings
     flat_rule = staticmethod(l2e_precond_rule)
