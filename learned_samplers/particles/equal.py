@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from learned_samplers.base.warning import warn
 
 #: Coordinates by which particles are sorted before they are compared as wholes.
 _PROBES = 64
@@ -33,11 +34,10 @@ def warn_of_equal(groups: Sequence[dict[str, Any]], roles: Sequence[Any], moves:
             where = f"{role} (parameter group{'s' * (len(numbers) > 1)} {', '.join(numbers)})"
             messages.append(f"{', and '.join(map(_listed, together))} of {len(role.points)} have the same {where}")
     if messages:
-        warnings.warn(
+        warn(
             f"particles {'; particles '.join(messages)}, and move alike: nothing but rounding parts them, and they "
             "count as one. Start every particle from initial weights of its own: make each network anew, not as a copy "
-            "(copy.deepcopy) of another, or add noise to the copies",
-            stacklevel=5,
+            "(copy.deepcopy) of another, or add noise to the copies"
         )
 
 

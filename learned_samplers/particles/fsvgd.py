@@ -11,8 +11,8 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
+from learned_samplers.base.settings import choice, setting
 from learned_samplers.particles.base import ParticleSampler, Role
-from learned_samplers.particles.base_optimizer import BaseOptimizer
 from learned_samplers.particles.directions import repulsion, svgd_direction
 from learned_samplers.particles.gradients import (
     checked_gradient,
@@ -45,39 +45,38 @@ class FSVGD(ParticleSampler):
     Parameters of the likelihood, such as the noise of a regression (one a particle), go in a group with ``"likelihood":
     True`` and move by −N·∂loss/∂θ: each particle's own maximum likelihood.
 
-    Args:
-        params: as for `SVGD`; groups with ``"likelihood": True`` hold the likelihood's parameters.
-        lr, num_data, base_optimizer, generator: as for `SVGD`; the losses are mean losses, so ``num_data`` is needed.
-        kernel: on the flattened outputs; `RBF` with the full-matrix median by default, which is the published code's.
-        temperature: T, the weight of the repulsion.
-
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type; see `FSVGD.step`.
     """
 
+    num_data: float = setting(
+        check=lambda name, value: validation.number_of_data(value),
+        kw_only=False,
+        shared=True,
+        doc="N, the number of training points: the losses are mean losses.",
+    )
+    kernel: Kernel | None = setting(
+        None,
+        check_kernel,
+        optional=True,
+        of_sampler=True,
+        doc="on the flattened outputs; `RBF` with the full-matrix median by default, which is the published code's.",
+    )
+    likelihood: bool = choice(
+        False, True, False, structural=True, doc="True in a group that holds the likelihood's parameters."
+    )
+    not_taken = (*ParticleSampler.not_taken, "prior_precision", "task")
     several_targets = False
-    structural = ("likelihood",)
-    settings = ("kernel",)
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        num_data: float,
-        *,
-        kernel: Kernel | None = None,
-        temperature: float = 1.0,
-        base_optimizer: BaseOptimizer | None = None,
-        generator: torch.Generator | None = None,
-    ):
-        self.kernel = RBF() if kernel is None else kernel
-        check_kernel("kernel", self.kernel)
-        defaults = dict(lr=lr, num_data=num_data, temperature=temperature, prior_precision=0.0, likelihood=False)
-        super().__init__(params, defaults, base_optimizer=base_optimizer, generator=generator)
+    def prepare(self, params: Any, values: dict[str, Any]) -> dict[str, Any]:
+        values["kernel"] = RBF() if values["kernel"] is None else values["kernel"]
+        return super().prepare(params, values)
 
-    def check_group(self, group: dict[str, Any], *, new: bool = False) -> None:
-        super().check_group(group, new=new)
-        validation.one_of("likelihood", group["likelihood"], (True, False))
+    def start(self, params: Any, defaults: dict[str, Any]) -> None:
+        super().start(params, {**defaults, "prior_precision": 0.0})
+
+    def check_together(self, group: dict[str, Any]) -> None:
+        super().check_together(group)
         if group["prior_precision"] != 0:
             raise ValueError(
                 "FSVGD's prior is on functions, from the closure; prior_precision must be 0, got "

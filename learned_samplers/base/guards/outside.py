@@ -12,12 +12,13 @@ chain begins elsewhere. Weights that are swapped out for an evaluation and put b
 from __future__ import annotations
 
 import sys
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from learned_samplers.base.warning import warn
 
 #: Steps of a sampler that are watched.
 WATCHED = 100
@@ -67,7 +68,7 @@ class OutsideChanges:
 
     def _warn(self, message: str) -> None:
         self.warned, self.noted = True, None
-        warnings.warn(message, stacklevel=4)
+        warn(message)
 
 
 def _probe(sampler: Any) -> Tensor | None:

@@ -106,6 +106,9 @@ def test_arguments(name, params, keywords, error, named):
         (lambda: ps.MTSGD([w()], 0.1, gradient_normalisation="l2"), ValueError, "gradient_normalisation"),
         (lambda: ps.MTSGD([w()], 0.1, kernel_on="features"), ValueError, "target_weights.*kernel_on"),
         (lambda: ps.MTSGD([{"params": [w()], "task": "first"}], 0.1), TypeError, "task"),
+        (lambda: ps.MTSGD([{"params": [w()]}, {"params": [w()], "num_data": 5}], 0.1), ValueError, "num_data.* same"),
+        (lambda: ps.SVGD([w()], 0.1, task=0), TypeError, "SVGD has no argument task"),
+        (lambda: ps.MGDA([w()], 0.1, temperature=1.0), TypeError, "MGDA has no argument temperature"),
         (lambda: ps.MTSGD([{"params": [w()], "task": -1}], 0.1), ValueError, "task"),
         (lambda: ps.MTSGD([{"params": [w(), x := w()]}, {"params": [x], "task": 0}], 0.1), ValueError, "more than one"),
         (lambda: ps.MOOSVGD([w()], 0.1, kernel_on="features"), ValueError, "kernel_on"),
@@ -308,9 +311,9 @@ def test_steps_of_one():
     for wrong in (lambda e: e, lambda e: (e, x[:3] * 1), lambda e: (e, x.detach())):
         refused(features, lambda wrong=wrong: wrong(energies("SVGD", x)), ValueError, "features")
     net = TwoHeads()
-    groups = net.groups()
-    groups[1]["num_data"] = 5
-    refused(ps.MTSGD(groups, 0.1), net.losses, ValueError, "num_data")
+    sampler = ps.MTSGD(net.groups(), 0.1)
+    sampler.param_groups[1]["temperature"] = 0.5
+    refused(sampler, net.losses, ValueError, "temperature must be the same")
 
     def overflowing(points):
         matrix = ps.RBF()(points)
