@@ -127,21 +127,21 @@ class IVON(Sampler):
         doc="learning rate, near that of SGD (0.1 to 0.5).",
     )
     betas: tuple[float, float] = setting(
-        (0.9, 0.99999),
-        _two_fractions,
+        default=(0.9, 0.99999),
+        check=_two_fractions,
         doc="β₁ and β₂, the decay of the averages of the gradients and of the curvature; in short runs (below some "
         "10,000 steps) lower β₂ to 1 − 10/steps.",
     )
     hess_init: float = setting(
-        0.5, validation.positive, doc="h₀ > 0, the first h, in units of the mean loss's curvature."
+        default=0.5, check=validation.positive, doc="h₀ > 0, the first h, in units of the mean loss's curvature."
     )
     draws: int = setting(
-        1,
-        validation.integer,
+        default=1,
+        check=validation.integer,
         of_sampler=True,
         doc="draws a step in ``step(closure)``, the closure being called so often.",
     )
-    temperature: float = setting(1.0, validation.positive, doc="T > 0.")
+    temperature: float = setting(default=1.0, check=validation.positive, doc="T > 0.")
 
     badge = "heuristic"
     side_by_side = ("stacked", "separate")

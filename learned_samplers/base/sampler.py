@@ -78,50 +78,50 @@ class Sampler(ResumableOptimizer, Configurable):
         doc="N, the number of training points.",
     )
     temperature: float = setting(
-        1.0,
-        validation.non_negative,
+        default=1.0,
+        check=validation.non_negative,
         doc="T; 1 is the Bayes posterior, below 1 a cold posterior, 0 an optimizer.",
     )
     prior_precision: float = setting(
-        0.0,
-        validation.non_negative,
+        default=0.0,
+        check=validation.non_negative,
         doc="λ of the Gaussian prior N(μ, 1/λ), in 1/θ²; a weight decay of λ/N on the mean loss.",
     )
     prior_mean: PriorMean = setting(
-        None,
+        default=None,
         doc='μ of that prior: None for zero, "initial" for the weights at construction, or one tensor a parameter'
         " (with several groups: in the groups' own dicts). It is saved with the state.",
     )
     foreach: bool | None = choice(
         None,
-        None,
         True,
         False,
+        default=None,
         doc="update in lists of tensors (None, True) or one at a time (False); the two agree bit for bit.",
     )
     generator: torch.Generator | None = setting(
-        None, _generator, of_sampler=True, doc="source of the noise; None is torch's global generator."
+        default=None, check=_generator, of_sampler=True, doc="source of the noise; None is torch's global generator."
     )
     master_weights: bool | None = choice(
         None,
-        None,
         True,
         False,
+        default=None,
         doc="keep a float32 copy of half-precision parameters in the state and do the update on it "
         "(`learned_samplers.base.guards.precision`). None does so for bfloat16 and float16; True too, and "
         "refuses wider parameters; False updates the parameters themselves, which breaks the law.",
     )
     missing_gradient: str = choice(
         "error",
-        "error",
         "skip",
+        default="error",
         doc='what to do with a parameter that requires a gradient and has none: "error", or "skip", as torch does.',
     )
     distributed: str = choice(
         "auto",
-        "auto",
         "replicated",
         "independent",
+        default="auto",
         of_sampler=True,
         doc='in a process group: one chain for all ("replicated": equal noise, and drift raises) or one each '
         '("independent"). "auto" takes parameters of a `DistributedDataParallel` module for replicas.',
@@ -165,7 +165,8 @@ class Sampler(ResumableOptimizer, Configurable):
             if not any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
                 names = [argument.name for argument in arguments if argument.kind is argument.KEYWORD_ONLY]
                 cls.hyperparameters = tuple(name for name in names if name in cls.declared or name == "step")
-        cls.structural = tuple(name for name, one in cls.declared.items() if one.structural)
+        names = [name for name, one in cls.declared.items() if one.structural]
+        cls.structural = tuple(dict.fromkeys((*cls.structural, *names)))
 
     def __init__(self, params: Any, *positional: Any, **keywords: Any):
         keywords = in_our_names(type(self).__name__, keywords, self.declared)
@@ -455,15 +456,15 @@ class MomentumSampler(Sampler):
     """A sampler with a momentum r, of each parameter's shape, whose friction is the momentum decay a."""
 
     momentum_decay: float = setting(
-        0.1,
-        partial(validation.fraction, open_left=True),
+        default=0.1,
+        check=partial(validation.fraction, open_left=True),
         doc="a in (0, 1], dimensionless; 1 − a is SGD's momentum, and may be given as ``momentum=``.",
     )
     momentum_init: str = choice(
-        "zero", "zero", "normal", doc='"zero", or "normal" to draw the first momentum from N(0, T).'
+        "zero", "normal", default="zero", doc='"zero", or "normal" to draw the first momentum from N(0, T).'
     )
 
-    state_names = ("momentum",)
+    state_names: ClassVar[tuple[str, ...]] = ("momentum",)
 
     def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
         if name == "momentum" and group["momentum_init"] == "normal":

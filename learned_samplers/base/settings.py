@@ -1,7 +1,7 @@
 """Settings: a hyperparameter is declared once, with its default, its check and what it means.
 
     class SGHMC(Sampler):
-        momentum_decay: float = setting(0.1, partial(validation.fraction, open_left=True), doc="a in (0, 1], ...")
+        momentum_decay: float = setting(default=0.1, check=partial(validation.fraction, open_left=True), doc="a, ...")
 
 Constructor and signature, checks of a parameter group (new, joined later, changed by a scheduler, loaded from a state),
 ``help()``, command lines, weight cards and the reference pages read the declaration. Type checkers read the annotation.
@@ -74,9 +74,9 @@ class Setting:
 
 
 def setting(
+    *,
     default: Any = MISSING,
     check: Check | None = None,
-    *,
     kw_only: bool = True,
     doc: str = "",
     check_new: Check | None = None,
@@ -102,9 +102,10 @@ def setting(
     return field(default=default, kw_only=kw_only, metadata={"setting": declared})
 
 
-def choice(default: Any, *choices: Any, **options: Any) -> Any:
+def choice(*choices: Any, default: Any, kw_only: bool = True, **options: Any) -> Any:
     """A `setting` that is one of some words or values."""
-    return setting(default, partial(validation.one_of, choices=choices), optional=default is None, **options)
+    check = partial(validation.one_of, choices=choices)
+    return setting(default=default, check=check, kw_only=kw_only, optional=default is None, **options)
 
 
 def settings_of(cls: type) -> dict[str, Setting]:
@@ -115,15 +116,16 @@ def settings_of(cls: type) -> dict[str, Setting]:
     return {field.name: dataclasses.replace(field.metadata["setting"], name=field.name) for field in fields}
 
 
-def keyword_of(settings: type, name: str) -> Any:
+def keyword_of(settings: type, name: str, *, default: None = None) -> Any:
     """A setting of a dataclass of settings as a keyword of the sampler, by default None: as the card or the class says.
 
     Args:
         settings: the dataclass.
         name: of its field.
+        default: None, for type checkers to see that it need not be given.
     """
     declared = settings_of(settings)[name]
-    return setting(None, declared.check, doc=declared.doc, optional=True, of_sampler=True)
+    return setting(default=None, check=declared.check, doc=declared.doc, optional=True, of_sampler=True)
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(setting, choice, keyword_of))
@@ -172,12 +174,10 @@ class Configurable:
             if name in values:
                 raise TypeError(f"{cls.__name__} got {name} by position and by keyword")
             values[name] = value
-        for name, declared in cls.declared.items():
-            if name not in values:
-                if declared.required:
-                    raise TypeError(f"{cls.__name__} needs {name}, got nothing for it")
-                values[name] = declared.default
-        return values
+        missing = [name for name, declared in cls.declared.items() if name not in values and declared.required]
+        if missing:
+            raise TypeError(f"{cls.__name__} needs {' and '.join(missing)}, got nothing for it")
+        return {name: values.get(name, declared.default) for name, declared in cls.declared.items()}
 
     def check_settings(self, values: Mapping[str, Any], *, of_sampler: bool = False, new: bool = False) -> None:
         """Check the settings of a parameter group, or those of the whole sampler, one by one.

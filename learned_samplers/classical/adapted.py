@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,9 +91,9 @@ class AdaptedSGHMC(MomentumSampler):
             See `Sampler.step` for the others of a step.
     """
 
-    lr: float | None = setting(
-        None,
-        validation.non_negative,
+    lr: float | None = setting(  # type: ignore[assignment]
+        default=None,
+        check=validation.non_negative,
         check_new=validation.positive,
         kw_only=False,
         doc="of the chain: Adam's learning rate. Without a warm-up begin with the one that trains the network. "
@@ -102,15 +102,15 @@ class AdaptedSGHMC(MomentumSampler):
         "longer run too unsure.",
     )
     num_data: float = setting(
-        None,
-        lambda name, value: validation.number_of_data(value),
+        default=None,
+        check=lambda name, value: validation.number_of_data(value),
         kw_only=False,
         shared=True,
         doc="N, the number of training points; it must be given.",
     )
     total_steps: int | None = setting(
-        None,
-        validation.integer,
+        default=None,
+        check=validation.integer,
         optional=True,
         of_sampler=True,
         doc="the budget. It stands for the two next ones: `WhitenedSGHMC` explores, at lr 0.002, and W is four "
@@ -118,14 +118,14 @@ class AdaptedSGHMC(MomentumSampler):
         "known, too. At least 13 (a cycle, too), so that the mass is that of ten gradients.",
     )
     warmup_steps: int | None = setting(
-        None,
-        partial(validation.integer, least=0),
+        default=None,
+        check=partial(validation.integer, least=0),
         shared=True,
         doc="W. A mass of a few gradients is a bad one, which slows the chain; its law is the same.",
     )
     warmup: MakeOptimizer | None = setting(
-        None,
-        _makes_optimizer,
+        default=None,
+        check=_makes_optimizer,
         optional=True,
         of_sampler=True,
         doc="None, or what makes an optimizer of parameter groups: the class of a sampler that needs nothing but "
@@ -135,8 +135,8 @@ class AdaptedSGHMC(MomentumSampler):
         "minimise the loss (their weight decay is the prior's part). None stays at the mass of the moment.",
     )
     settling_share: float | None = setting(
-        None,
-        partial(validation.fraction, open_right=True),
+        default=None,
+        check=partial(validation.fraction, open_right=True),
         shared=True,
         doc="S in [0, 1); by default 0.1 with a matrix mass and 0.25 with a diagonal one, but at least twice as many "
         "steps as a weight without gradients takes to the prior's width, √(T/λ)/lr, up to half of W: with a wide prior "
@@ -144,28 +144,28 @@ class AdaptedSGHMC(MomentumSampler):
         "given here). 0 without a ``warmup``, for then it has settled anyway.",
     )
     mass: str | None = choice(
-        None,
         *MASSES,
+        default=None,
         structural=True,
         doc='"diagonal" or "matrix"; by default "matrix" with a warm-up by another optimizer: it fits faster and mixes '
         "better.",
     )
     cycle_length: int | None = setting(
-        None,
-        validation.integer,
+        default=None,
+        check=validation.integer,
         optional=True,
         shared=True,
         structural=True,
         doc="K > W, in steps; None for a single warm-up.",
     )
     decay: float = setting(
-        0.999,
-        partial(validation.fraction, open_right=True),
+        default=0.999,
+        check=partial(validation.fraction, open_right=True),
         doc="β in [0, 1), Adam's β₂: the memory of the second moment.",
     )
     eps: float = setting(
-        1e-5,
-        validation.positive,
+        default=1e-5,
+        check=validation.positive,
         doc="in units of the mean loss's gradient. Adam's 1e-8 will not do without a prior: a weight that hardly ever "
         "sees a gradient would get the mass 1e-8/a.",
     )
@@ -176,8 +176,6 @@ class AdaptedSGHMC(MomentumSampler):
     rule = staticmethod(adapted_rule)
     needs_master_in_float16 = True
     side_by_side = ("stacked", "separate")
-    #: The optimizer that explores, while it does.
-    explorer: ClassVar[Any] = None
 
     def prepare(self, params: Any, values: dict[str, Any]) -> dict[str, Any]:
         for name in ("warmup", "total_steps"):
@@ -185,6 +183,8 @@ class AdaptedSGHMC(MomentumSampler):
         if values["warmup"] is None and values["total_steps"] is not None:
             values["warmup"] = WARMUP
         self.warmup = values["warmup"]
+        #: The optimizer that explores, while it does.
+        self.explorer: WarmUp | None = None
         groups = [group for group in params if isinstance(group, dict)]
         plan = planned(values, values["total_steps"], groups, explores=self.warmup is not None)
         return {**super().prepare(params, values), **plan}

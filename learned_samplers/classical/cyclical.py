@@ -149,14 +149,14 @@ class CyclicalSGMCMC(MomentumSampler):
     )
     cycle_length: int = setting(check=validation.integer, shared=True, doc="K > 0, in steps.")
     exploration_ratio: float = setting(
-        0.8,
-        partial(validation.fraction, open_right=True),
+        default=0.8,
+        check=partial(validation.fraction, open_right=True),
         shared=True,
         doc="share of each cycle without noise, in [0, 1); at least one step must be left.",
     )
     base: str = choice(
-        "sghmc",
         *_BASES,
+        default="sghmc",
         shared=True,
         structural=True,
         doc='"sghmc" or "sgld", for which the settings of the momentum are without effect.',

@@ -72,13 +72,13 @@ class EntropyMCMC(Sampler):
     """
 
     temperature: float = setting(
-        1.0,
-        validation.non_negative,
+        default=1.0,
+        check=validation.non_negative,
         doc="T; the paper's experiments have 1e-4. At 0 the pair is an optimizer of the joint energy.",
     )
     guide_variance: float = setting(
-        4e-4,
-        validation.positive,
+        default=4e-4,
+        check=validation.positive,
         doc="η > 0, in θ²; larger is a looser pair, and a flatter preference of the guide. The prior is on θ alone.",
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,22 +68,22 @@ class HMC(Sampler):
         kw_only=False,
         doc="N·ε², so that ε = √(lr/N) as in `SGHMC`.",
     )
-    temperature: float = setting(1.0, validation.positive, shared=True, doc="T > 0.")
+    temperature: float = setting(default=1.0, check=validation.positive, shared=True, doc="T > 0.")
     prior_precision: float = setting(
-        0.0, validation.non_negative, shared=True, doc="λ of the prior N(0, 1/λ), in 1/θ²."
+        default=0.0, check=validation.non_negative, shared=True, doc="λ of the prior N(0, 1/λ), in 1/θ²."
     )
-    leapfrog_steps: int = setting(10, validation.integer, shared=True, doc="L ≥ 1.")
+    leapfrog_steps: int = setting(default=10, check=validation.integer, shared=True, doc="L ≥ 1.")
     adapt_steps: int = setting(
-        0,
-        partial(validation.integer, least=0),
+        default=0,
+        check=partial(validation.integer, least=0),
         shared=True,
         doc="number of first steps in which `lr_factor`, which multiplies every group's lr, is adapted to "
         "``target_acceptance`` by dual averaging (Hoffman and Gelman, 2014). Their draws are burn-in: `is_sampling` is "
         "False, and `PosteriorSamples` keeps none.",
     )
     target_acceptance: float = setting(
-        0.8,
-        partial(validation.fraction, open_left=True, open_right=True),
+        default=0.8,
+        check=partial(validation.fraction, open_left=True, open_right=True),
         shared=True,
         doc="wanted mean acceptance probability, in (0, 1).",
     )
@@ -97,8 +97,11 @@ class HMC(Sampler):
     half_precision = False
     group_keys = ("tally",)
     takes_prior_mean = False
-    #: The loss where the last step has left the chain; None where it is not known.
-    _known: ClassVar[KnownLoss | None] = None
+
+    def _begin(self) -> None:
+        super()._begin()
+        #: The loss where the last step has left the chain; None where it is not known.
+        self._known: KnownLoss | None = None
 
     def start(self, params: Any, defaults: dict[str, Any]) -> None:
         super().start(params, defaults)

@@ -175,26 +175,26 @@ class MCLMC(Sampler):
     """
 
     momentum_decay: float = setting(
-        0.1,
-        partial(validation.fraction, open_left=True),
+        default=0.1,
+        check=partial(validation.fraction, open_left=True),
         shared=True,
         doc="a in (0, 1]; may be given as ``momentum=``.",
     )
     preconditioner: str = choice(
         "none",
-        "none",
         "gradient_noise",
+        default="none",
         shared=True,
         structural=True,
         doc='"none", or "gradient_noise": σ is divided by ŝ, the standard deviation of each weight\'s gradient '
         "over its root mean square, from running averages (rate 0.01), within [1/10, 10]. It makes the "
         "gradient noise isotropic. It never stops moving: heuristic.",
     )
-    temperature: float = setting(1.0, validation.positive, shared=True, doc="T > 0.")
+    temperature: float = setting(default=1.0, check=validation.positive, shared=True, doc="T > 0.")
     prior_precision: float = setting(
-        0.0, validation.non_negative, shared=True, doc="λ of the prior N(0, 1/λ), in 1/θ²."
+        default=0.0, check=validation.non_negative, shared=True, doc="λ of the prior N(0, 1/λ), in 1/θ²."
     )
-    foreach: bool | None = choice(None, None, True, False, doc="without effect.")
+    foreach: bool | None = choice(None, True, False, default=None, doc="without effect.")
 
     needs_closure = True
     reads_loss = True

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -89,22 +89,28 @@ class PSGLD(Sampler):
     """
 
     decay: float = setting(
-        0.99, partial(validation.fraction, open_right=True), doc="d in [0, 1), the memory of the mean square."
+        default=0.99,
+        check=partial(validation.fraction, open_right=True),
+        doc="d in [0, 1), the memory of the mean square.",
     )
     eps: float = setting(
-        1e-5,
-        validation.positive,
+        default=1e-5,
+        check=validation.positive,
         doc="added to √V, in units of the mean loss's gradient. A weight that no gradient reaches takes steps of "
         "√(2·lr·T/(N·eps)).",
     )
-    correction: str = choice("none", "none", "probe", doc='"none" or "probe".')
-    probe_size: float = setting(1e-3, validation.positive, doc="δ > 0, in units of θ.")
+    correction: str = choice("none", "probe", default="none", doc='"none" or "probe".')
+    probe_size: float = setting(default=1e-3, check=validation.positive, doc="δ > 0, in units of θ.")
 
     badge = "heuristic"
     side_by_side = ("stacked", "separate")
     state_names = ("second_moment",)
-    _joining: ClassVar[Sequence[dict[str, Any]]] = ()
     rule = staticmethod(psgld_rule)
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.one_loss = OneLoss()
+        self._joining: list[dict[str, Any]] = []
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; a probe in it moves the weights of all groups, whose dtypes it may not suit."""
@@ -115,10 +121,6 @@ class PSGLD(Sampler):
             super().add_param_group(param_group)
         finally:
             self._joining = []
-
-    def _begin(self) -> None:
-        super()._begin()
-        self.one_loss = OneLoss()
 
     @property
     def needs_closure(self) -> bool:  # type: ignore[override]

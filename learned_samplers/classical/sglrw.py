@@ -81,8 +81,8 @@ class SGLRW(Sampler):
     """
 
     temperature: float = setting(
-        1.0,
-        validation.positive,
+        default=1.0,
+        check=validation.positive,
         doc="T > 0. At 0 the step length is 0 and no walk is left; use `SGLD` to optimise.",
     )
 

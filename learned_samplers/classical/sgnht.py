@@ -78,14 +78,19 @@ class SGNHT(MomentumSampler):
     """
 
     temperature: float = setting(
-        1.0, validation.non_negative, check_new=validation.positive, doc="T > 0; a cyclical schedule may bring it to 0."
+        default=1.0,
+        check=validation.non_negative,
+        check_new=validation.positive,
+        doc="T > 0; a cyclical schedule may bring it to 0.",
     )
     momentum_decay: float = setting(
-        0.1, partial(validation.fraction, open_left=True), doc="a in (0, 1], noise injected and first friction."
+        default=0.1,
+        check=partial(validation.fraction, open_left=True),
+        doc="a in (0, 1], noise injected and first friction.",
     )
     thermostat_rate: float = setting(
-        0.01,
-        validation.positive,
+        default=0.01,
+        check=validation.positive,
         doc="κ > 0, change of the friction per step and unit of excess temperature. Ding et al. have κ = lr/N, very "
         "slow for large N. At equilibrium ζ fluctuates with standard deviation about √(κ/d).",
     )

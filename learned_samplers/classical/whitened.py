@@ -120,8 +120,8 @@ class WhitenedSGHMC(MomentumSampler):
     """
 
     lr: float = setting(
-        0.0005,
-        validation.non_negative,
+        default=0.0005,
+        check=validation.non_negative,
         check_new=validation.positive,
         kw_only=False,
         doc="the default is for networks that fit some thousand training examples in some hundred steps; 0.001 is "
@@ -129,15 +129,15 @@ class WhitenedSGHMC(MomentumSampler):
         "default.",
     )
     num_data: float = setting(
-        None,
-        lambda name, value: validation.number_of_data(value),
+        default=None,
+        check=lambda name, value: validation.number_of_data(value),
         kw_only=False,
         shared=True,
         doc="N, the number of training points; it must be given.",
     )
-    direction_scale: float = setting(10.0, validation.non_negative, doc="s; at 0 this is `SGHMC`.")
+    direction_scale: float = setting(default=10.0, check=validation.non_negative, doc="s; at 0 this is `SGHMC`.")
     foreach: bool | None = choice(
-        None, None, True, False, doc="as every sampler takes it; here tensors are always updated together."
+        None, True, False, default=None, doc="as every sampler takes it; here tensors are always updated together."
     )
 
     badge = "heuristic"

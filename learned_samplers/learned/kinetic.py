@@ -50,16 +50,18 @@ class KineticSettings(LearnedSettings):
 
     sampler: ClassVar[str] = "KineticL2E"
 
-    feature_set: str = choice("kinetic", "kinetic")
-    mean_scale: float = setting(1.0, check.non_negative, doc="Factor on the learned mean of the momentum.")
+    feature_set: str = choice("kinetic", default="kinetic")
+    mean_scale: float = setting(
+        default=1.0, check=check.non_negative, doc="Factor on the learned mean of the momentum."
+    )
     hessian: str = choice(
         "finite_difference",
-        "finite_difference",
         "none",
+        default="finite_difference",
         in_card=False,
         doc='where the Hessian-vector product comes from: "finite_difference", or "none".',
     )
-    probe_size: float = setting(1e-3, check.positive, in_card=False)
+    probe_size: float = setting(default=1e-3, check=check.positive, in_card=False)
 
     @property
     def features(self) -> tuple[str, ...]:

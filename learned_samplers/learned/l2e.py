@@ -57,27 +57,42 @@ class L2ESettings(LearnedSettings):
     sampler: ClassVar[str] = "L2E"
     retired: ClassVar[dict[str, Any]] = {"noise_multiplier": 1.0, "friction": "equation6"}
 
-    form: str = choice("residual", "residual", "paper", doc="SGHMC with learned terms, or Eq. 6 of the paper.")
-    feature_set: str = choice("paper", *FEATURE_SETS, doc="What the network sees.")
-    alpha_scale: float = setting(None, check.non_negative, optional=True, doc="Factor on the output α.")
-    beta_scale: float = setting(None, check.non_negative, optional=True, doc="Factor on the output β.")
+    form: str = choice("residual", "paper", default="residual", doc="SGHMC with learned terms, or Eq. 6 of the paper.")
+    feature_set: str = choice(*FEATURE_SETS, default="paper", doc="What the network sees.")
+    alpha_scale: float = setting(default=None, check=check.non_negative, optional=True, doc="Factor on the output α.")
+    beta_scale: float = setting(default=None, check=check.non_negative, optional=True, doc="Factor on the output β.")
     friction_scale: float = setting(
-        1.0, check.non_negative, doc="Share of the friction that acts on β; of Meta-SGMCMC and Precond-L2E s_D."
+        default=1.0,
+        check=check.non_negative,
+        doc="Share of the friction that acts on β; of Meta-SGMCMC and Precond-L2E s_D.",
     )
-    normalise_output: bool = setting(False, check.truth, doc="Divide β by its root mean square over the tensor.")
+    normalise_output: bool = setting(
+        default=False, check=check.truth, doc="Divide β by its root mean square over the tensor."
+    )
     gated: bool = setting(
-        False, check.truth, doc="Whether a third output γ multiplies β by exp(γ), γ held to ±6 (residual form)."
+        default=False,
+        check=check.truth,
+        doc="Whether a third output γ multiplies β by exp(γ), γ held to ±6 (residual form).",
     )
     attenuated: bool = setting(
-        False, check.truth, doc="Shorten the matrix direction where gradients fall below the prior's pull."
+        default=False,
+        check=check.truth,
+        doc="Shorten the matrix direction where gradients fall below the prior's pull.",
     )
     num_data_in_training: float | None = setting(
-        None, check.positive, optional=True, doc="N₀ at which the factor on β holds; it grows with the root of N/N₀."
+        default=None,
+        check=check.positive,
+        optional=True,
+        doc="N₀ at which the factor on β holds; it grows with the root of N/N₀.",
     )
     total_steps: int | None = setting(
-        None, check.integer, optional=True, in_card=False, doc="Length of the run, for feature sets with its progress."
+        default=None,
+        check=check.integer,
+        optional=True,
+        in_card=False,
+        doc="Length of the run, for feature sets with its progress.",
     )
-    averages_dtype: str = choice("float32", "float32", "bfloat16", in_card=False)
+    averages_dtype: str = choice("float32", "bfloat16", default="float32", in_card=False)
 
     def __post_init__(self) -> None:
         check.one_of("form", self.form, _BY_FORM)

@@ -14,7 +14,6 @@ Source: Gong, Li and Hernández-Lobato, "Meta-Learning for Stochastic Gradient M
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -70,16 +69,22 @@ class MetaSGMCMCSettings(LearnedSettings):
     retired: ClassVar[dict[str, Any]] = {"form": "signed"}
     hidden: ClassVar[tuple[int, ...]] = (10,)
 
-    feature_set: str = choice("energy", *META_FEATURE_SETS, doc="What the networks see.")
-    curl_offset: float = setting(1.0, _any_number)
-    curl_scale: float = setting(1.0, check.non_negative)
-    friction_scale: float = setting(1.0, check.non_negative)
-    constant_friction: float = setting(0.0, check.fraction)
-    energy_scale: float = setting(1.0, check.non_negative, doc="Factor on what the networks see of the energy.")
-    gradient_scale: float = setting(1.0, check.non_negative, doc="Factor on what the networks see of the gradient.")
-    curl_clip: float = setting(5.0, check.positive)
-    friction_clip: float = setting(1.0, check.positive, doc="Bound on D, or the most that one step may damp.")
-    gradient_variance: float = setting(0.0, check.non_negative, in_card=False)
+    feature_set: str = choice(*META_FEATURE_SETS, default="energy", doc="What the networks see.")
+    curl_offset: float = setting(default=1.0, check=_any_number)
+    curl_scale: float = setting(default=1.0, check=check.non_negative)
+    friction_scale: float = setting(default=1.0, check=check.non_negative)
+    constant_friction: float = setting(default=0.0, check=check.fraction)
+    energy_scale: float = setting(
+        default=1.0, check=check.non_negative, doc="Factor on what the networks see of the energy."
+    )
+    gradient_scale: float = setting(
+        default=1.0, check=check.non_negative, doc="Factor on what the networks see of the gradient."
+    )
+    curl_clip: float = setting(default=5.0, check=check.positive)
+    friction_clip: float = setting(
+        default=1.0, check=check.positive, doc="Bound on D, or the most that one step may damp."
+    )
+    gradient_variance: float = setting(default=0.0, check=check.non_negative, in_card=False)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -238,8 +243,8 @@ class MetaSGMCMC(LearnedSampler):
         FloatingPointError: loss, energy or gradient are not finite; nothing has changed then.
     """
 
-    network: str | os.PathLike[str] | nn.Module | None = setting(
-        "default",
+    network: Any = setting(
+        default="default",
         of_sampler=True,
         doc='"default" is the shipped "meta-sgmcmc". Else the name of shipped weights, path of a weight file, an '
         "``nn.Module`` laid out as `learned_samplers.learned.meta_fields.build_meta_network` does, or None for fresh "

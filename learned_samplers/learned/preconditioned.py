@@ -32,12 +32,12 @@ class PreconditionedSettings(LearnedSettings):
 
     sampler: ClassVar[str] = "PrecondL2E"
 
-    feature_set: str = choice("paper", *_SETS, doc="What the network sees.")
-    curl_scale: float = setting(1.0, check.non_negative, doc="Factor on log Q, or s_Q.")
-    friction_scale: float = setting(1.0, check.non_negative, doc="Factor on log D.")
-    curl_clip: float = setting(5.0, _at_least_one, doc="Bound on Q.")
-    friction_clip: float = setting(100.0, _at_least_one, doc="Bound on D.")
-    averages_dtype: str = choice("float32", "float32", "bfloat16", in_card=False)
+    feature_set: str = choice(*_SETS, default="paper", doc="What the network sees.")
+    curl_scale: float = setting(default=1.0, check=check.non_negative, doc="Factor on log Q, or s_Q.")
+    friction_scale: float = setting(default=1.0, check=check.non_negative, doc="Factor on log D.")
+    curl_clip: float = setting(default=5.0, check=_at_least_one, doc="Bound on Q.")
+    friction_clip: float = setting(default=100.0, check=_at_least_one, doc="Bound on D.")
+    averages_dtype: str = choice("float32", "bfloat16", default="float32", in_card=False)
     #: Settings of L2E that are not for this rule, or of no use to its feature sets.
     attenuated: ClassVar[bool] = False
     normalise_output: ClassVar[bool] = False

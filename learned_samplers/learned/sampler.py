@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from learned_samplers.base import validation as check
 from learned_samplers.base.guards.precision import working_dtype
@@ -40,39 +39,39 @@ class LearnedSampler(MomentumSampler):
     resumed with other weights or settings than its own.
     """
 
-    lr: float | None = setting(
-        None,
-        check.non_negative,
+    lr: float | None = setting(  # type: ignore[assignment]
+        default=None,
+        check=check.non_negative,
         check_new=check.positive,
         kw_only=False,
         doc="learning rate of ordinary training; by default what the network's card recommends.",
     )
     num_data: float = setting(
-        None,
-        lambda name, value: check.number_of_data(value),
+        default=None,
+        check=lambda name, value: check.number_of_data(value),
         kw_only=False,
         shared=True,
         doc="N, the number of training points; it must be given.",
     )
-    network: str | os.PathLike[str] | nn.Module | None = setting(
-        "default",
+    network: Any = setting(
+        default="default",
         of_sampler=True,
         doc="name of shipped weights, path of a weight file, an ``nn.Module`` of ``nn.Linear`` layers with ReLU "
         'between them, or None for fresh weights. "default" is what the class ships, if anything.',
     )
     settings: Any = setting(
-        None,
+        default=None,
         of_sampler=True,
         doc="a dict of further settings, those of `settings_class`, where each is explained; what it leaves out is the "
         "card's, else the default. Or all of them, in an instance of that class.",
     )
-    momentum_decay: float | None = setting(
-        None,
-        partial(check.fraction, open_left=True),
+    momentum_decay: float | None = setting(  # type: ignore[assignment]
+        default=None,
+        check=partial(check.fraction, open_left=True),
         doc="a in (0, 1]; 1 − a is SGD's momentum, and may be given as ``momentum=``; by default the card's, else 0.1.",
     )
     foreach: bool | None = choice(
-        None, None, True, False, doc="as every sampler takes it; here tensors are always updated together."
+        None, True, False, default=None, doc="as every sampler takes it; here tensors are always updated together."
     )
 
     #: The dataclass of its settings.

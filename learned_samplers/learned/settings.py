@@ -37,7 +37,7 @@ class LearnedSettings:
     at_zero: ClassVar[str] = "the update is that of SGHMC"
     #: Settings of before, and the one value that is left of each: cards and states may still name them.
     retired: ClassVar[dict[str, Any]] = {}
-    feature_set: str = setting("", lambda name, value: None)
+    feature_set: str = setting(default="", check=lambda name, value: None)
 
     @property
     def zero_is_base(self) -> bool:

@@ -42,8 +42,8 @@ def own_sampler():
     class OwnSettings(LearnedSettings):
         sampler: ClassVar[str] = "OwnSampler"
         outputs: ClassVar[int] = 1
-        feature_set: str = choice("own", "own")
-        gain_scale: float = setting(1.0, validation.non_negative)
+        feature_set: str = choice("own", default="own")
+        gain_scale: float = setting(default=1.0, check=validation.non_negative)
 
         @property
         def features(self):

@@ -37,7 +37,11 @@ def test_keywords_settings_and_card_are_three_ways_to_the_same(name):
     by_keywords = make(name, **values).settings
     assert by_keywords == make(name, settings=replace(default, **values)).settings != default
     card = by_keywords.to_card()
-    own = {each.name: getattr(by_keywords, each.name) for each in fields(default) if not settings_of(type(default))[each.name].in_card}
+    own = {
+        each.name: getattr(by_keywords, each.name)
+        for each in fields(default)
+        if not settings_of(type(default))[each.name].in_card
+    }
     assert type(default).from_card(card, **own) == by_keywords
     assert card["sampler"] == name
     assert card["features"] == list(by_keywords.features)

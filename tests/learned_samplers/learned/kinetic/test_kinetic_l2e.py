@@ -127,6 +127,7 @@ def test_the_chain_of_the_optimizer_is_that_of_the_pure_rule():
     sampler = KineticL2E([theta], 0.2, N, network=module, probe_size=1e-6, prior_precision=PRIOR, mean_scale=0.7)
 
     def closure():
+        sampler.zero_grad()
         loss = mean_loss(theta)
         loss.backward()
         return loss
