@@ -72,9 +72,11 @@ def jax_kernel(build: Callable[[Callable[..., Any], float], Any], name: str = "j
 
 
 def numpyro_kernel(build: Callable[[Callable[..., Any], float], Any], name: str = "numpyro") -> Kernel:
-    """A kernel of NumPyro, one a chain, such as ``lambda u, lr: HMC(potential_fn=u, step_size=lr, num_steps=5)``.
+    """A kernel of NumPyro, one a chain:
+    ``numpyro_kernel(lambda potential, lr: HMC(potential_fn=potential, step_size=lr, trajectory_length=1.0))``.
 
-    There is no warm-up: what adapts is as it was made.
+    There is no warm-up: what would adapt stays as it was made. (With ``num_steps`` NumPyro takes its step size from the
+    trajectory's length, unless that is None.)
 
     Args:
         build: from (potential of one position, lr) to an ``MCMCKernel``.

@@ -25,8 +25,8 @@ from learned_samplers.classical.hmc import HMC
 ORDERS = ("exact", "O(h)", "O(h^2)")
 # Slope of bias against step size, on logarithmic axes, from which it is quadratic.
 _QUADRATIC = 1.5
-_COORDINATES, _CHAINS = 20_000, 1000
-_STEPS, _FEWEST = 500, 50
+_COORDINATES, _FEW, _CHAINS = 20_000, 1000, 4000
+_STEPS, _FEWEST, _MOST = 500, 50, 20_000
 # Steps that are timed first.
 _TRIAL = 20
 # A simulation runs at lr and at a quarter of it.
@@ -205,7 +205,7 @@ class _Run:
 
     def power(self, order: str) -> float:
         """The smallest planted error of all variances, of either sign, from which on the claim fails; inf for none."""
-        found = []
+        limits = []
         for sign in (1.0, -1.0):
             low, high = _PLANTED[0], _PLANTED[1] if sign > 0 else 0.99
             if self._planted(sign * high).claim(order):
@@ -213,8 +213,8 @@ class _Run:
             for _ in range(24):
                 middle = math.sqrt(low * high)
                 low, high = (middle, high) if self._planted(sign * middle).claim(order) else (low, middle)
-            found.append(high)
-        return max(found)
+            limits.append(high)
+        return max(limits)
 
     def _planted(self, error: float) -> _Run:
         """The same run of a sampler whose variances are (1 + error) times as large at every step size."""
@@ -243,12 +243,20 @@ def _factory(sampler: Any) -> Any:
         try:
             return sampler(params, lr=0.1, num_data=100)  # type: ignore[call-arg]
         except TypeError as error:
-            name = sampler.__name__
-            raise TypeError(
-                f"give a function that makes {name}, as lambda params: {name}(params, ...): {error}"
-            ) from error
+            example = f"lambda params: {sampler.__name__}(params, ...)"
+            raise TypeError(f"sampler must be a function that makes one, as {example}: {error}") from error
 
     return factory
+
+
+def _sizes(factory: Any, seconds: float) -> dict[str, int]:
+    """Coordinates and steps of `check_sampler` whose simulation, of a step that is not linear, takes so long."""
+    coordinates, steps = _COORDINATES, _STEPS
+    if 2 * (1 + _REFINEMENT) * steps * _seconds_a_step(factory, coordinates) > seconds:
+        coordinates = _FEW
+        most = seconds / (2 * (1 + _REFINEMENT) * _seconds_a_step(factory, coordinates))
+        steps = max(_FEWEST, min(steps, int(most)))
+    return {"coordinates": coordinates, "steps": steps}
 
 
 def _on_gaussians(
@@ -256,14 +264,8 @@ def _on_gaussians(
 ) -> _Run:
     if lr is not None:
         raise ValueError(f"lr is for kernels of other libraries, got {lr}: an optimizer has its own")
-    coordinates, steps = _COORDINATES, _STEPS
-    if 2 * (1 + _REFINEMENT) * steps * _seconds_a_step(factory, coordinates) > seconds:
-        coordinates = 1000
-        most = seconds / (2 * (1 + _REFINEMENT) * _seconds_a_step(factory, coordinates))
-        steps = max(_FEWEST, min(steps, int(most)))
-    report = check_sampler(
-        factory, **{"coordinates": coordinates, "steps": steps, **settings}, tolerance=tolerance, seed=seed
-    )
+    sizes = {} if "steps" in settings else _sizes(factory, seconds)
+    report = check_sampler(factory, **{**sizes, **settings}, tolerance=tolerance, seed=seed)
     names = [f"variance at curvature {r.curvature:g}" for r in report.results]
     judged = report.verdict, report.passed, report.reason
     metropolis = report.verdict == "exact" and not report.linear
@@ -289,9 +291,14 @@ def _seconds_a_step(factory: Any, coordinates: int) -> float:
     trial = Simulation(
         factory, [curvature] * 3, [1.0] * 3, 1.0, 1.0, 0.0, (coordinates,), isinstance(probe, HMC), torch.float32, 0
     )
-    begun = time.process_time()
-    trial(_TRIAL, 1.0, None)
-    return (time.process_time() - begun) / (2 * _TRIAL)
+    return _seconds(lambda: trial(_TRIAL, 1.0, None)) / (2 * _TRIAL)
+
+
+def _seconds(trial: Callable[[], Any]) -> float:
+    """What it takes, of the clock or of the processor, whichever is less: others may use it, too, or it many cores."""
+    clock, processor = time.perf_counter(), time.process_time()
+    trial()
+    return min(time.perf_counter() - clock, time.process_time() - processor)
 
 
 @torch.random.fork_rng(devices=[])
@@ -325,10 +332,8 @@ def _on_target(
         kernel = targets.optimizer_kernel(factory, type(probe).__name__, targets.data_of(probe, num_data))
     if steps is None:
         targets.run(kernel, target, lr, _TRIAL, chains, seed)  # with what is compiled at first
-        begun = time.process_time()
-        targets.run(kernel, target, lr, _TRIAL, chains, seed)
-        cost = (time.process_time() - begun) / (1.5 * _TRIAL)
-        steps = max(_FEWEST, int(seconds / (1.5 * (1 + _REFINEMENT) * cost)))
+        cost = _seconds(lambda: targets.run(kernel, target, lr, _TRIAL, chains, seed)) / (1.5 * _TRIAL)
+        steps = min(_MOST, max(_FEWEST, int(seconds / (1.5 * (1 + _REFINEMENT) * cost))))
     validation.integer("steps", steps, least=20)
     coarse = targets.run(kernel, target, lr, steps, chains, seed)
     fine = targets.run(kernel, target, lr / _REFINEMENT, int(steps * _REFINEMENT), chains, seed + 1)

@@ -127,22 +127,24 @@ def run(kernel: Kernel, target: Target, lr: float, steps: int, chains: int, seed
     start = target.start(chains)
     step = kernel.begin(target.energy, start, lr, seed)
     for _ in range(steps // 2):
-        position = step()
-    series: dict[str, list[Tensor]] = {name: [] for name in target.moments}
-    states = []
-    for t in range(steps):
+        step()
+    #: For each moment the sums of every chain over the two halves, and the mean over chains of every step.
+    sums = torch.zeros(len(target.moments), 2, chains, dtype=torch.float64)
+    series = torch.zeros(len(target.moments), steps, dtype=torch.float64)
+    half, states = steps // 2, []
+    for t in range(2 * half):
         position = torch.as_tensor(step())
-        for name, (function, _) in target.moments.items():
-            series[name].append(torch.as_tensor(function(position)).double())
+        for i, (function, _) in enumerate(target.moments.values()):
+            values = torch.as_tensor(function(position)).double()
+            sums[i, t // half] += values
+            series[i, t] = values.mean()
         if t % max(1, steps // _STATES) == 0:
             states.append(position.flatten().float().clone())
     means, errors, drift = {}, {}, 0.0
-    for name, values in series.items():
-        table = torch.stack(values)  # (steps, chains)
-        error = max(float(error_over_chains(table.mean(0))), float(error_over_time(table.mean(1))))
-        halves = [half.mean(0) for half in table.chunk(2)]
-        change = halves[0] - halves[-1]
-        means[name], errors[name] = float(table.mean()), error
+    for i, name in enumerate(target.moments):
+        error = max(float(error_over_chains(sums[i].mean(0) / half)), float(error_over_time(series[i, : 2 * half])))
+        change = (sums[i, 1] - sums[i, 0]) / half
+        means[name], errors[name] = float(sums[i].mean()) / half, error
         drift = max(drift, abs(float(change.mean())) / max(float(error_over_chains(change)), 1e-300))
     still = float(start.var()) == 0
     return Averages(means, errors, drift, 0.0 if still else remembered(start.flatten().float(), states))

@@ -82,28 +82,31 @@ class ParticleSampler(Sampler):
         doc="learning rate, dimensionless; that of ``base_optimizer`` where one is given.",
     )
     num_data: float = setting(
-        1.0,
-        lambda name, value: validation.number_of_data(value),
+        default=1.0,
+        check=lambda name, value: validation.number_of_data(value),
         kw_only=False,
         shared=True,
         doc="N, by which the losses are multiplied: the number of training points where they are mean losses, 1 where "
         "they are energies.",
     )
     temperature: float = setting(
-        1.0, validation.non_negative, shared=True, doc="T, the weight of the repulsion; at 0 there is none."
+        default=1.0,
+        check=validation.non_negative,
+        shared=True,
+        doc="T, the weight of the repulsion; at 0 there is none.",
     )
-    prior_precision: float = setting(0.0, validation.non_negative, doc="λ of the prior N(0, I/λ).")
+    prior_precision: float = setting(default=0.0, check=validation.non_negative, doc="λ of the prior N(0, I/λ).")
     task: int | None = setting(
-        None,
-        partial(validation.integer, least=0),
+        default=None,
+        check=partial(validation.integer, least=0),
         optional=True,
         structural=True,
         doc="k in the group of a head, whose parameters belong to loss k alone; None for those that all tasks share.",
     )
-    shared: bool | None = choice(None, None, True, False, doc="may be True in a group without ``task``.")
+    shared: bool | None = choice(None, True, False, default=None, doc="may be True in a group without ``task``.")
     base_optimizer: Any = setting(
-        None,
-        _maker,
+        default=None,
+        check=_maker,
         optional=True,
         of_sampler=True,
         doc="makes the optimizer that takes −φ/N as the gradient, from a list of groups with ``lr``, such as "
@@ -111,7 +114,7 @@ class ParticleSampler(Sampler):
         "lr. By default the particles move by the formula above.",
     )
     generator: torch.Generator | None = setting(
-        None, validation.generator, of_sampler=True, doc="kept for resumption; nothing is drawn."
+        default=None, check=validation.generator, of_sampler=True, doc="kept for resumption; nothing is drawn."
     )
     not_taken = ("prior_mean", "foreach", "master_weights", "missing_gradient", "distributed")
 

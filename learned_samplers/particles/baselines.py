@@ -71,8 +71,8 @@ class LinearScalarisation(IndependentSampler):
     """
 
     target_weights: Any = setting(
-        "equal",
-        partial(check_weights, choices=("equal",)),
+        default="equal",
+        check=partial(check_weights, choices=("equal",)),
         of_sampler=True,
         doc='"equal", 1/K, or a sequence of K numbers, not negative, with sum one.',
     )
@@ -104,7 +104,7 @@ class ParetoMTL(IndependentSampler):
     """
 
     preferences: Any = setting(
-        None,
+        default=None,
         of_sampler=True,
         doc="(M, K) non-negative numbers, one row a particle, none zero; by default unit vectors at equal angles, for "
         "two targets.",

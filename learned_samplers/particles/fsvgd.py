@@ -56,14 +56,14 @@ class FSVGD(ParticleSampler):
         doc="N, the number of training points: the losses are mean losses.",
     )
     kernel: Kernel | None = setting(
-        None,
-        check_kernel,
+        default=None,
+        check=check_kernel,
         optional=True,
         of_sampler=True,
         doc="on the flattened outputs; `RBF` with the full-matrix median by default, which is the published code's.",
     )
     likelihood: bool = choice(
-        False, True, False, structural=True, doc="True in a group that holds the likelihood's parameters."
+        True, False, default=False, structural=True, doc="True in a group that holds the likelihood's parameters."
     )
     not_taken = (*ParticleSampler.not_taken, "prior_precision", "task")
     several_targets = False

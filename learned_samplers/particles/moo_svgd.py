@@ -42,8 +42,8 @@ class MOOSVGD(SteinSampler):
 
     kernel_on: str = choice(
         "losses",
-        "losses",
         "parameters",
+        default="losses",
         of_sampler=True,
         doc='"losses", or "parameters" as in the toy of MT-SGD\'s published code.',
     )

@@ -28,16 +28,16 @@ class SteinSampler(ParticleSampler):
     """Base class of the samplers with a kernel between the particles; each head is moved as by `SVGD`."""
 
     kernel: Any = setting(
-        None,
-        check_kernel,
+        default=None,
+        check=check_kernel,
         optional=True,
         of_sampler=True,
         doc="`RBF` with the full-matrix median by default; `IMQ`, `Linear`, or any function of that form.",
     )
     kernel_on: str = choice(
         "parameters",
-        "parameters",
         "features",
+        default="parameters",
         of_sampler=True,
         doc='"parameters", or "features": the closure returns (losses, features), and particle i is repelled by '
         "(∂zᵢ/∂θᵢ)ᵀ Σⱼ ∇k(zⱼ, zᵢ) with its features zᵢ, one vector-Jacobian product a particle.",
@@ -119,16 +119,16 @@ class MTSGD(SteinSampler):
     """
 
     target_weights: Any = setting(
-        "exact",
-        partial(check_weights, choices=WEIGHTINGS),
+        default="exact",
+        check=partial(check_weights, choices=WEIGHTINGS),
         of_sampler=True,
         doc='"exact"; "gradients": U has the first term alone, the published code\'s rule; "equal": 1/K, the baseline '
         'to show beside it; or a sequence of K fixed weights, not negative, with sum one. "exact" needs the kernel on '
         "parameters.",
     )
     gradient_normalisation: str = choice(
-        "none",
         *NORMALISATIONS,
+        default="none",
         of_sampler=True,
         doc='of the scores that U is made of, not of those that the particles follow: "none", "particle" (each divided '
         'by its norm over the coordinates) or "coordinate" (by its norm over the particles). The published code has '

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from learned_samplers import HMC, MCLMC, PSGLD, SGHMC, SGLD, CyclicalSGMCMC, check_sampler, suggest_lr
 from learned_samplers.approximations import IVON
+from learned_samplers.checks.law import Law
+from learned_samplers.checks.targets import Kernel, gaussian
 from learned_samplers.particles import SVGD
 from tests.harness import small_data, small_network
 from tests.learned_samplers.checks.own_samplers import Langevin, N, Own, bent
 
+KERNEL = Kernel("mine", lambda energy, start, lr, seed: lambda: start)
 HUGE = 10**30  # which no number of torch can hold
 
 
@@ -116,6 +121,51 @@ def test_suggest_lr(settings, error, named):
     arguments = dict(model=small_network(), loss=nn.functional.cross_entropy, data=small_data(), sampler=sgld)
     with pytest.raises(error, match=named):
         suggest_lr(**{**arguments, **settings})
+
+
+NORMAL = gaussian((1.0,))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "settings", "error", "named"),
+    [
+        (sgld, {"order": "O(1)"}, ValueError, "order"),
+        (sgld, {"seconds": 0}, ValueError, "seconds"),
+        (sgld, {"seed": "x"}, TypeError, "seed"),
+        (sgld, {"lr": 0.1}, ValueError, "lr is for kernels"),
+        (sgld, {"target": "normal"}, TypeError, "target.*str"),
+        (sgld, {"target": NORMAL, "lr": 0.1}, ValueError, "lr is for kernels"),
+        (sgld, {"target": NORMAL, "steps": 1}, ValueError, "steps"),
+        (sgld, {"target": NORMAL, "chains": 1}, ValueError, "chains"),
+        (sgld, {"target": NORMAL, "num_data": 0}, ValueError, "num_data"),
+        (sgld, {"target": NORMAL, "coordinates": 5}, TypeError, "coordinates"),
+        (KERNEL, {}, ValueError, "lr must be given for the kernel mine"),
+        (KERNEL, {"lr": 0}, ValueError, "lr"),
+        (torch.optim.SGD, {}, TypeError, r"sampler must be a function .* lambda params: SGD\(params"),
+        (lambda p: SVGD(p, 0.1), {}, ValueError, "law.holds cannot check SVGD"),
+        (lambda p: MCLMC(p, 0.1, N), {"target": NORMAL}, ValueError, "law.holds cannot check MCLMC"),
+        (3, {}, TypeError, "sampler must make a sampler"),
+    ],
+)
+def test_law(sampler, settings, error, named):
+    with pytest.raises(error, match=named):
+        Law().holds(sampler, **settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "named"),
+    [
+        ({"energy": 3}, TypeError, "energy"),
+        ({"start": torch.zeros(3)}, TypeError, "start"),
+        ({"moments": {}}, ValueError, "moments"),
+        ({"moments": [1.0]}, ValueError, "moments"),
+        ({"moments": {"x": (1.0, 1.0)}}, TypeError, r"moments\['x'\]\[0\]"),
+        ({"moments": {"x": (torch.sum, float("nan"))}}, ValueError, r"moments\['x'\]\[1\]"),
+    ],
+)
+def test_targets(changes, error, named):
+    with pytest.raises(error, match=named):
+        replace(NORMAL, **changes)
 
 
 @pytest.mark.parametrize("error", [TypeError, RuntimeError])
