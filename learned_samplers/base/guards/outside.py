@@ -32,17 +32,15 @@ _HARMLESS = ("accelerate", "lightning", "pytorch_lightning", "lightning_fabric")
 
 
 class OutsideChanges:
-    """Watch over one sampler: called before a step is evaluated, and `note` when it has moved the weights."""
+    """Watch over one sampler, while it is `watching`: called before a step, and `note` when the step has moved it."""
 
     def __init__(self) -> None:
         self.steps = self.changes = 0
         self.noted: Tensor | None = None
-        self.warned = False
+        self.watching = True
 
     def __call__(self, sampler: Any) -> None:
         """Compare the weights with those that the last step left, and look in the first steps who takes this one."""
-        if self.warned or self.steps >= WATCHED:
-            return
         if self.steps < 2 and (outer := _outer_optimizer(sampler)) is not None:
             name = type(outer).__name__
             self._warn(
@@ -63,11 +61,11 @@ class OutsideChanges:
     def note(self, sampler: Any) -> None:
         """Keep a few of the weights as a step has left them."""
         self.steps += 1
-        watching = not self.warned and self.steps < WATCHED and sampler.mesh is None
-        self.noted = _probe(sampler) if watching else None
+        self.watching = self.steps < WATCHED and sampler.mesh is None
+        self.noted = _probe(sampler) if self.watching else None
 
     def _warn(self, message: str) -> None:
-        self.warned, self.noted = True, None
+        self.watching, self.noted = False, None
         warn(message)
 
 

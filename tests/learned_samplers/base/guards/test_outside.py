@@ -59,10 +59,11 @@ class OrthoGrad(Around):
 
 
 def watched(sampler):
-    """A sampler with a watch of its own."""
-    sampler.outside = watch = OutsideChanges()
-    sampler.register_step_pre_hook(lambda s, *_: watch(s))
-    sampler.register_step_post_hook(lambda s, *_: watch.note(s))
+    """A sampler that is watched: by its own step, or by hooks."""
+    if not hasattr(sampler, "outside"):
+        sampler.outside = watch = OutsideChanges()
+        sampler.register_step_pre_hook(lambda s, *_: watch(s) if watch.watching else None)
+        sampler.register_step_post_hook(lambda s, *_: watch.note(s) if watch.watching else None)
     return sampler
 
 
