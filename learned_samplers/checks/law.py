@@ -114,7 +114,7 @@ class Law:
 
         Args:
             sampler: a class of optimizers, which is made as ``cls(params, lr=0.1, num_data=100)``; a function that
-                makes one from a list of parameters; or a `learned_samplers.checks.targets.Kernel`, as
+                makes one from a list of parameters; or a `learned_samplers.checks.Kernel`, as
                 `learned_samplers.checks.adapters` makes of others' kernels.
             order: the claim: "exact" (no bias), "O(h)" (one that vanishes with the step size, in proportion at least)
                 or "O(h^2)" (with its square at least).
