@@ -116,7 +116,13 @@ class ParticleSampler(Sampler):
     generator: torch.Generator | None = setting(
         default=None, check=validation.generator, of_sampler=True, doc="kept for resumption; nothing is drawn."
     )
-    not_taken = ("prior_mean", "foreach", "master_weights", "missing_gradient", "distributed")
+    not_taken: ClassVar[tuple[str, ...]] = (
+        "prior_mean",
+        "foreach",
+        "master_weights",
+        "missing_gradient",
+        "distributed",
+    )
 
     badge = "heuristic"
     not_checked = "its particles are no chain"
@@ -273,10 +279,10 @@ class ParticleSampler(Sampler):
 
     def _tasks(self, targets: int) -> list[int]:
         """The tasks that have heads; ValueError unless they fit the number of losses."""
-        tasks = {group.get("task") for group in self.param_groups}
+        tasks = [group.get("task") for group in self.param_groups]
         if None not in tasks:
             raise ValueError("there is no group of shared parameters: every parameter group names a task")
-        with_heads = sorted(tasks - {None})
+        with_heads = sorted({task for task in tasks if task is not None})
         if with_heads and with_heads != list(range(targets)):
             raise ValueError(
                 f"{targets} losses need a group for each of the tasks 0 to {targets - 1}, got groups for {with_heads}"

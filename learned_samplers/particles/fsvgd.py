@@ -21,7 +21,7 @@ from learned_samplers.particles.gradients import (
     validate_losses,
     validate_outputs,
 )
-from learned_samplers.particles.kernels import RBF, Kernel, check_kernel
+from learned_samplers.particles.kernels import RBF, check_kernel
 
 #: Relative difference of two gradients that is more than rounding, in single precision and under autocast.
 BYPASS = 1e-2
@@ -55,7 +55,7 @@ class FSVGD(ParticleSampler):
         shared=True,
         doc="N, the number of training points: the losses are mean losses.",
     )
-    kernel: Kernel | None = setting(
+    kernel: Any = setting(
         default=None,
         check=check_kernel,
         optional=True,
