@@ -67,7 +67,6 @@ _CHOSEN: dict[str, Make] = {
     "MCLMC-noise": _maker(MCLMC, preconditioner="gradient_noise"),
     "HMC": _maker(HMC, leapfrog_steps=3),
     "IVON": _maker(IVON),
-    "IVON-clipped": _maker(IVON, clip_radius=1.0, rescale_lr=False, draws=2),
     "L2E": _maker(L2E, network=_network("paper")),
     "L2E-adaptive": _maker(L2E, network=_network("adaptive"), settings={"feature_set": "adaptive", "beta_scale": 0.3}),
     "L2E-paper": _maker(
@@ -92,7 +91,7 @@ OF_MATRICES = frozenset({"WhitenedSGHMC", "AdaptedSGHMC-matrix"})
 #: Those that cannot step without a closure.
 NEED_CLOSURE = frozenset({"HMC", "MCLMC", "MCLMC-noise", "PSGLD-probe", "KineticL2E", "MetaSGMCMC"})
 #: Those that take their gradients at drawn weights: a step needs a closure, or a block in which they are drawn.
-NEED_DRAWS = frozenset({"IVON", "IVON-clipped"})
+NEED_DRAWS = frozenset({"IVON"})
 #: Those that higher, torch.compile and a step without a closure are for.
 STOCHASTIC = {name: make for name, make in SAMPLERS.items() if name not in NEED_CLOSURE | NEED_DRAWS}
 
