@@ -43,6 +43,7 @@ def laplace(mean, count=3):
         (lambda: swag(rank=1), ValueError, "rank"),
         (lambda: swag(burn_in=-1), ValueError, "burn_in"),
         (lambda: swag(thinning=0), ValueError, "thinning"),
+        (lambda: swag(generator=3), TypeError, "generator.*3"),
         (lambda: swag(moved=nn.Linear(1, 1)), ValueError, "optimizer"),
         (
             lambda: swag(nn.ParameterDict({"theta": torch.zeros(3, dtype=torch.complex64)})),
