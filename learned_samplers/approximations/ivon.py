@@ -310,9 +310,7 @@ class IVON(Sampler):
                     groups = self._collect()
             finally:
                 self._pending = _Draws()
-            returned = [
-                loss for loss in losses if loss is not None
-            ]  # as torch's optimizers, it takes a closure without
+            returned = [loss for loss in losses if loss is not None]  # a closure may return none
             return Evaluation(sum(returned) / len(returned) if returned else None, groups, restore)
         if self._inside:
             raise RuntimeError("step() inside of sampled_params(): call it after the block, which puts the mean back")
