@@ -23,6 +23,7 @@ from learned_samplers import (
     WhitenedSGHMC,
     table,
 )
+from learned_samplers.approximations import IVON
 from learned_samplers.learned.meta_fields import build_meta_network
 from learned_samplers.learned.network import build_network
 from learned_samplers.learned.preconditioned import PrecondL2E
