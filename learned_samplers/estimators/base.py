@@ -52,6 +52,7 @@ class BayesianMLP(BaseEstimator):
         warm_start: bool = False,
         n_jobs: int | None = 1,
         verbose: bool = False,
+        warn_unsettled: bool = True,
         random_state: Any = None,
     ) -> None:
         self.hidden_layer_sizes = hidden_layer_sizes
@@ -67,6 +68,7 @@ class BayesianMLP(BaseEstimator):
         self.warm_start = warm_start
         self.n_jobs = n_jobs
         self.verbose = verbose
+        self.warn_unsettled = warn_unsettled
         self.random_state = random_state
 
     def _validate_settings(self) -> None:
@@ -86,7 +88,7 @@ class BayesianMLP(BaseEstimator):
             validation.integer("batch_size", self.batch_size)
         if self.n_jobs not in (None, -1):
             validation.integer("n_jobs", self.n_jobs)
-        for name in ("warm_start", "verbose"):
+        for name in ("warm_start", "verbose", "warn_unsettled"):
             validation.one_of(name, getattr(self, name), (False, True, 0, 1))
 
     def _sample(
@@ -178,10 +180,8 @@ class BayesianMLP(BaseEstimator):
             self.verdict_ = judge(values.unflatten(0, (self.n_chains, -1)), trace.temperature)
         self.n_iter_ += self.tuning_steps + len(trace.energies)
         progress.end(self.verdict_.text)
-        if not self.verdict_.settled:
-            # One text for every fit, so that a search does not warn of each: Python shows a text once a place.
-            text = f"{type(self).__name__} has not settled: {self.verdict_.advice} (verdict_.text has the numbers)"
-            warnings.warn(text, ConvergenceWarning, stacklevel=3)
+        if self.warn_unsettled and not self.verdict_.settled:
+            warnings.warn(self.verdict_.text, ConvergenceWarning, stacklevel=3)
 
     def _batch(self, count: int) -> int | None:
         """Rows a step of the sampler, None for all of them."""

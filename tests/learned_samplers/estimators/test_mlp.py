@@ -145,7 +145,7 @@ def test_odd_tables(monkeypatch):
 
 
 def test_a_run_too_short_says_so():
-    with pytest.warns(ConvergenceWarning, match="has not settled: .*raise n_samples"):
+    with pytest.warns(ConvergenceWarning, match="not settled: .*raise n_samples"):
         model = BayesianMLPRegressor(**{**SMALL, "n_samples": 2}).fit(*table())
     assert not model.verdict_.settled
 
@@ -232,7 +232,7 @@ def test_fits_in_several_threads_are_those_of_one():
 
 
 def test_predictions_in_several_threads_are_those_of_one():
-    x, y = table(64)
+    x, y = table(300)
     model = BayesianMLPRegressor(**SMALL).fit(x, y)
     serial = [model.predict(row[None], return_std=True) for row in x]
     with ThreadPoolExecutor(8) as pool:
@@ -240,16 +240,14 @@ def test_predictions_in_several_threads_are_those_of_one():
     np.testing.assert_array_equal(threaded, serial)
 
 
-def test_a_search_with_cheap_settings_warns_of_a_place_once():
+def test_a_search_with_cheap_settings_is_silent():
+    """Scikit-learn resets what Python has warned of, so that a warning of one fit came for each."""
     x, y = table(60)
     cheap = BayesianMLPRegressor(**{**SEARCH, "n_samples": 2, "n_steps": 10, "warmup_steps": 50, "random_state": 0})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        search = GridSearchCV(cheap, {"prior_precision": [0.3, 1.0, 3.0]}, cv=2).fit(x, y)
-    assert (
-        len([w for w in caught if issubclass(w.category, ConvergenceWarning)]) <= 2
-    )  # of the search, and its last fit
-    assert search.best_params_["prior_precision"] in (0.3, 1.0, 3.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        search = GridSearchCV(cheap, {"prior_precision": [0.3, 1.0]}, cv=2).fit(x, y)
+    assert not search.best_estimator_.verdict_.settled
 
 
 def test_what_scikit_learn_offers_for_any_estimator_works():

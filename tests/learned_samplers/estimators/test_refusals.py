@@ -9,6 +9,8 @@ from sklearn.preprocessing import OneHotEncoder
 from learned_samplers.estimators import BayesianMLPClassifier, BayesianMLPRegressor, base
 from tests.learned_samplers.estimators.test_mlp import SMALL, table
 
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
 X, Y = table(20)
 FRAME = pd.DataFrame({"a": np.linspace(0, 1, 20), "b": np.linspace(1, 0, 20) ** 2})
 THREE = [[0.0], [1.0], [2.0]]
@@ -25,7 +27,7 @@ def classify(x=X, y=Y > 10, **settings):
 
 @pytest.fixture(scope="module", name="fitted")
 def _fitted():
-    return fit(FRAME, FRAME["a"])
+    return fit(FRAME, FRAME["a"], warn_unsettled=False)
 
 
 def continued(**settings):
@@ -38,7 +40,6 @@ def other_classes():
     return model.fit(X, np.where(Y > 10, "a", "b"))
 
 
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize(
     ("call", "error", "named"),
     [
@@ -57,6 +58,7 @@ def other_classes():
         (lambda: fit(n_jobs=0), ValueError, "n_jobs.*0"),
         (lambda: fit(verbose="loud"), ValueError, "verbose.*'loud'"),
         (lambda: fit(warm_start=None), ValueError, "warm_start.*None"),
+        (lambda: fit(warn_unsettled="no"), ValueError, "warn_unsettled.*'no'"),
         (lambda: fit(random_state="x"), ValueError, "'x'"),
         (lambda: continued(n_chains=3), ValueError, "warm_start.*2 chains.*n_chains=3"),
         (lambda: continued(hidden_layer_sizes=(8, 8)), ValueError, r"warm_start.*\(8,\).*\(8, 8\)"),
@@ -139,6 +141,6 @@ def test_predictions(fitted, call, error, named):
 
 
 def test_samples_that_would_not_fit_into_memory(monkeypatch):
-    monkeypatch.setattr(base, "LARGEST", 500)
+    monkeypatch.setattr(base, "LARGEST", 400)
     with pytest.raises(ValueError, match=r"X has 2 columns.*n_samples=5.*42 weights.*reduce them"):
         fit()

@@ -26,7 +26,7 @@ def test_settled_and_sampled():
     assert good.settled
     assert good.sampled
     assert "differ" not in good.text
-    apart = judge(chains(0.5) + 0.4 * np.arange(4)[:, None, None])  # modes of their own, near each other
+    apart = judge(chains(0.5) + 0.8 * np.arange(4)[:, None, None])  # modes of their own, near each other
     assert apart.sampled
     assert apart.across > 1.2
     assert "modes that differ" in apart.text
