@@ -23,6 +23,9 @@ Enough = Callable[[Tensor, float], bool]
 #: 121 weights all come out 2 to 3 % too wide, the stiffest 3 to 5 %. At 0.1, which is MILE's (Sommer et al., 2025), all
 #: are 6 % too wide, and the stiffest direction may double; below 0.02 networks mix more slowly.
 ENERGY_VARIANCE = (0.1, 0.02)
+#: Largest energy error that the search counts, in wanted ones. A network that gives its own noise has rare steps, where
+#: the noise is narrow, with errors a million times as large: counted in full, each halves the steps of all that follow.
+LARGEST_RATIO = 100.0
 #: Squared error of a warm-up, in those of a fit of the means alone, above which it begins again from that fit.
 EXPLAINED_AWAY = 4.0
 #: Weight of what its average has seen before, at each step.
@@ -326,7 +329,7 @@ class Microcanonical:
         if self.error is not None:
             first, last = ENERGY_VARIANCE
             wanted = first + (last - first) * progress
-            ratio = (self.error.square() / (size * wanted)).clamp(1e-8, 1e8)
+            ratio = (self.error.square() / (size * wanted)).clamp(1e-8, LARGEST_RATIO)
             weight = (-0.5 * (ratio.log() / 9).square()).exp()
             self._ratios = FORGET * self._ratios + (weight * ratio).mean().item() / self._last_lr**3
             self._weights = FORGET * self._weights + weight.mean().item()

@@ -14,15 +14,16 @@ ERROR = 0.25
 DRIFT = 0.05
 #: Temperatures of chains that have been at their posterior.
 TEMPERATURES = (0.9, 1.1)
-#: Temperature above which chains are too hot to be near it.
-HOT = 1.25
+#: Below and above these temperatures chains are far from it: they have hardly left where they began, or run too hot.
+COLD, HOT = 0.6, 1.25
 
 
 class Verdict(NamedTuple):
     """Numbers about the chains, and two judgements.
 
     Attributes:
-        settled: whether the predictions are those of a longer run: ``error``, ``drift`` and the heat are small.
+        settled: whether predictions can be expected to stay: ``error`` and ``drift`` are small, and the temperature is
+            not far from 1.
         sampled: whether, beyond that, the weights have been sampled at the temperature that was asked for. Until then
             the predictions are averages over trajectories.
         error: standard error of the predictions, by the scatter of the chains, over the spread of what is predicted;
@@ -83,6 +84,8 @@ def verdict(predictions: np.ndarray, variances: np.ndarray, log_densities: np.nd
     else:
         if not temperature <= HOT:
             reasons.append("chains are hotter than their posterior: raise tuning_steps, or prior_precision")
+        if temperature < COLD:
+            reasons.append("chains have hardly left where they began: raise n_steps")
         if not abs(drift) <= DRIFT:
             reasons.append("predictions still change: raise n_steps")
         if not error <= ERROR:
@@ -101,7 +104,7 @@ def verdict(predictions: np.ndarray, variances: np.ndarray, log_densities: np.nd
         f"{within:.2f} within chains and {across:.2f} across them, {effective:.0f} effective of {chains * draws} "
         f"samples, temperature {temperature:.2f}"
     )
-    advice = "; ".join(reasons)
+    advice = "; ".join(dict.fromkeys(reasons))
     return Verdict(
         *(settled, sampled, error, drift, within, across, effective, chains * draws, temperature, advice),
         "; ".join(filter(None, (f"{head}: {numbers}", advice))),

@@ -49,6 +49,7 @@ def test_predictions_may_have_settled_before_the_weights(values, temperature):
         (chains(0.5) + 5 * np.arange(4)[:, None, None], 1.0, "chains differ.*raise n_chains"),
         (chains(0.5), 1.5, "hotter"),
         (chains(), float("nan"), "hotter"),
+        (chains(), 0.5, "hardly left.*n_steps"),
         (chains(draws=3), 1.0, "n_samples"),
     ],
 )
