@@ -20,7 +20,7 @@ from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks import suggest_lr
 from learned_samplers.checks.step_size import MeanLoss
 from learned_samplers.classical.sgld import SGLD
-from learned_samplers.diagnostics.settling import effective_size, rhat
+from learned_samplers.posterior.settling import effective_size, rhat
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 #: Steps between two looks at the temperature.
