@@ -24,6 +24,9 @@ from meta_tasks.tasks.family import TaskFamily
 
 __all__ = ["ChainEvaluator", "TruncatedBackpropagation"]
 
+#: Ensembles of states that each slot keeps to start inner loops from.
+ENSEMBLES = 10
+
 
 class TruncatedBackpropagation(Estimator):
     """Meta-gradient ∂KL[q_t‖p]/∂φ by back-propagation through the last W steps of parallel chains.
@@ -38,9 +41,6 @@ class TruncatedBackpropagation(Estimator):
         every: steps between two terms of the cross-chain loss.
         chains: C.
         slots: tasks at a time.
-        replay: ensembles of states kept in each slot to start from; 0: always at the task's initial states.
-        ridge: of the Stein gradient estimator.
-        in_chain: weight of the in-chain loss.
         curvature: whether gradients flow through ∇Ũ, at the price of a second gradient a step.
 
     Raises:
@@ -57,28 +57,22 @@ class TruncatedBackpropagation(Estimator):
         every: int = 3,
         chains: int = 20,
         slots: int = 1,
-        replay: int = 10,
-        ridge: float = 0.05,
-        in_chain: float = 1.0,
         curvature: bool = True,
     ) -> None:
-        SteinKL(ridge, in_chain)  # says what is wrong with them
-        for name, value, least in (("chains", chains, 1), ("slots", slots, 1), ("replay", replay, 0)):
-            validation.integer(name, value, least=least)
+        for name, value in (("chains", chains), ("slots", slots)):
+            validation.integer(name, value)
         if window < 1 or window > horizon.shortest:
             raise ValueError(f"window must lie in [1, {horizon.shortest}], the shortest horizon, got {window}")
         if not 1 <= every <= window:
             raise ValueError(f"every must lie in [1, {window}], the window, got {every}")
-        if chains < SteinKL.least and not in_chain:
-            raise ValueError(f"chains={chains} are too few for a cross-chain loss, and in_chain=0 leaves out the other")
         self.horizon, self.window, self.every, self.chains, self.slots = horizon, window, every, chains, slots
-        self.replay, self.ridge, self.in_chain, self.curvature = replay, ridge, in_chain, curvature
+        self.curvature = curvature
         self._episodes = Episodes(horizon, window, slots, horizon.schedule_of)
 
     def specification(self) -> dict[str, Any]:
-        names = ("window", "every", "chains", "slots", "replay", "ridge", "in_chain", "curvature")
-        own = {name: getattr(self, name) for name in names}
-        return {"estimator": self.name, **own, "horizon": self.horizon.specification()}
+        settings = {name: getattr(self, name) for name in ("window", "every", "chains", "slots", "curvature")}
+        constants = {"replay": ENSEMBLES, "ridge": SteinKL.ridge, "in_chain": 1.0}  # as in the checkpoints there are
+        return {"estimator": self.name, **settings, **constants, "horizon": self.horizon.specification()}
 
     def jobs(self, seed: int, iteration: int) -> list[Job]:
         return [self._episodes.job(seed, iteration, slot, 1) for slot in range(self.slots)]
@@ -121,7 +115,6 @@ class ChainEvaluator(Evaluator):
         return ChainUnroll(
             task,
             self.rule,
-            lambda: SteinKL(settings.ridge, settings.in_chain),
             job.schedule,
             seeds,
             curve_every=max(1, job.schedule.steps // self.curve_points),
@@ -144,9 +137,9 @@ class ChainEvaluator(Evaluator):
         assert job.slot is not None
         pool = self.pools.setdefault(job.slot, [])
         entry = [each.clone() for each in (unroll.parameter, *unroll.state)]
-        if len(pool) < self.settings.replay:
+        if len(pool) < ENSEMBLES:
             pool.append(entry)
-        elif pool:
+        else:
             stream = generator(self.seed, "replay", *job.pairs[0], unroll.step)
             pool[int(torch.randint(len(pool), (), generator=stream))] = entry
 

@@ -9,7 +9,7 @@ holds the two gradients equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,7 +54,6 @@ class ChainUnroll(Unroll):
 
     Args:
         task, rule, schedule: as for `Unroll`; the states that the schedule collects are the in-chain samples.
-        objective: makes the `SteinKL`.
         seeds: one a chain.
         curve_every: as for `Unroll`.
         curvature: whether gradients flow through ∇Ũ, that is whether the energy's curvature is accounted for.
@@ -69,7 +68,6 @@ class ChainUnroll(Unroll):
         self,
         task: Task,
         rule: SamplerRule,
-        objective: Callable[[], SteinKL],
         schedule: Schedule,
         seeds: Sequence[int],
         *,
@@ -78,7 +76,7 @@ class ChainUnroll(Unroll):
     ) -> None:
         if not task.hyperparameters.temperature > 0:
             raise ValueError(f"temperature={task.hyperparameters.temperature}: chains at 0 have no law to come near to")
-        super().__init__(task, rule, objective, schedule, seeds, members_per_group=1, curve_every=curve_every)
+        super().__init__(task, rule, SteinKL, schedule, seeds, members_per_group=1, curve_every=curve_every)
         self.curvature = curvature
         loss, _ = task.loss_and_gradient(self.parameter, self._indices())
         #: Mean energy U/(N·T) of the law that the chains sample, at the task's initial states, as the objective has it.

@@ -64,10 +64,6 @@ class SteinKL(Objective):
 
     Source: Gong, Li and Hernández-Lobato, "Meta-Learning for Stochastic Gradient MCMC", ICLR 2019.
 
-    Args:
-        ridge: of `stein_score`.
-        in_chain: weight of the in-chain loss, beside 1 of the cross-chain loss; 0 leaves it out.
-
     Attributes:
         kept: states of earlier windows, (C, d) each.
     """
@@ -76,12 +72,11 @@ class SteinKL(Objective):
     reads_states = True
     #: Smallest number of samples from which ∇ log q is estimated.
     least = 3
+    #: η of `stein_score`.
+    ridge = 0.05
 
-    def __init__(self, ridge: float = 0.05, in_chain: float = 1.0) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        validation.positive("ridge", ridge)
-        validation.non_negative("in_chain", in_chain)
-        self.ridge, self.in_chain = ridge, in_chain
         self.kept: list[Tensor] = []
         self._terms: list[Tensor] = []
         self._window: list[tuple[Tensor, Tensor]] = []
@@ -113,10 +108,10 @@ class SteinKL(Objective):
         """
         parts = [torch.stack(self._terms).mean()] if self._terms else []
         samples = [*self.kept, *(each.detach() for each, _ in self._window)]
-        if self._window and self.in_chain and bool(counts.any()) and len(samples) >= self.least:
+        if self._window and bool(counts.any()) and len(samples) >= self.least:
             new, slope = (torch.stack(each, 1)[counts] for each in zip(*self._window, strict=True))
             score = stein_score(torch.stack(samples, 1)[counts], self.ridge)[:, len(self.kept) :]
-            parts.append(self.in_chain * _kl_term(new, score + slope, num_data))
+            parts.append(_kl_term(new, score + slope, num_data))
         self.kept, self._terms, self._window = samples, [], []
         return torch.stack(parts).sum() if parts else None
 

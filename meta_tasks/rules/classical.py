@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from learned_samplers.classical.cyclical import cyclical_phase
 from learned_samplers.classical.psgld import psgld_rule
 from learned_samplers.classical.sghmc import sghmc_rule
-from meta_tasks.rules.base import SamplerRule, arguments_of
+from meta_tasks.rules.base import Hyperparameters, SamplerRule, arguments_of
 
 __all__ = ["CyclicalRule", "PSGLDRule", "SGHMCRule"]
 
@@ -21,7 +23,7 @@ class SGHMCRule(SamplerRule):
         return parameter, (momentum,)
 
 
-class CyclicalRule(SamplerRule):
+class CyclicalRule(SGHMCRule):
     """`learned_samplers.CyclicalSGMCMC` over SGHMC; the task's lr is the peak.
 
     Args:
@@ -30,18 +32,19 @@ class CyclicalRule(SamplerRule):
     """
 
     name = "CyclicalSGMCMC"
-    state_names = ("momentum",)
 
     def __init__(self, cycle_length: int, exploration_ratio: float = 0.8) -> None:
         self.cycle_length, self.exploration_ratio = cycle_length, exploration_ratio
 
+    def _now(self, hyper: Hyperparameters, step: int) -> Hyperparameters:
+        factor, sampling = cyclical_phase(step + 1, self.cycle_length, self.exploration_ratio)
+        return replace(hyper, lr=hyper.lr * factor, temperature=hyper.temperature if sampling else 0.0)
+
     def draws_noise(self, hyper, step):
-        return hyper.temperature > 0 and cyclical_phase(step + 1, self.cycle_length, self.exploration_ratio)[1]
+        return super().draws_noise(self._now(hyper, step), step)
 
     def update(self, prepared, at):
-        factor, _ = cyclical_phase(at.step + 1, self.cycle_length, self.exploration_ratio)
-        parameter, momentum = sghmc_rule(*at.tensors, **arguments_of(at.hyper, lr=at.hyper.lr * factor))
-        return parameter, (momentum,)
+        return super().update(prepared, replace(at, hyper=self._now(at.hyper, at.step)))
 
 
 class PSGLDRule(SamplerRule):
