@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from meta_tasks.estimators.base import Episodes, Estimator, Evaluator, Job, JobResult
+from meta_tasks.estimators.base import Episodes, Estimator, Evaluator, Job, JobResult, Unrolls
 from meta_tasks.inner_loop.chains import ChainUnroll
 from meta_tasks.inner_loop.schedule import Horizon
-from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives import SteinKL, objective_named
 from meta_tasks.random_streams import derive_seed, generator
 from meta_tasks.rules.base import SamplerRule
@@ -97,7 +96,8 @@ class ChainEvaluator(Evaluator):
     #: slot → ensembles, each the parameters (C, d) and then the state.
     pools: dict[int, list[list[Tensor]]] = field(default_factory=dict)
 
-    def _advanced(self, unroll: Unroll, job: Job, weights: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _advanced(self, unrolls: Unrolls, job: Job, weights: Tensor) -> tuple[Tensor, Tensor | None]:
+        ((_, unroll),) = unrolls
         assert isinstance(unroll, ChainUnroll)
         unroll.advance(weights.expand(len(unroll.parameter), -1), job.skip)
         gradient = unroll.backpropagate(weights, job.steps, self.settings.every)
@@ -108,11 +108,11 @@ class ChainEvaluator(Evaluator):
             self._remember(job, unroll)
         return losses.nanmean().view(1, 1), gradient
 
-    def make(self, job: Job) -> ChainUnroll:
+    def make(self, job: Job) -> Unrolls:
         settings = self.settings
-        task = self.family.task(self.seed, *job.task)
+        task = self.family.task(self.seed, *job.tasks[0])
         seeds = [derive_seed(self.seed, *job.pairs[0], chain, "chain") for chain in range(settings.chains)]
-        return ChainUnroll(
+        unroll = ChainUnroll(
             task,
             self.rule,
             job.schedule,
@@ -120,9 +120,10 @@ class ChainEvaluator(Evaluator):
             curve_every=max(1, job.schedule.steps // self.curve_points),
             curvature=settings.curvature,
         )
+        return [([0], unroll)]
 
-    def _unroll(self, job: Job) -> ChainUnroll:
-        unroll = super()._unroll(job)
+    def _unrolls(self, job: Job) -> Unrolls:
+        ((tasks, unroll),) = super()._unrolls(job)
         assert isinstance(unroll, ChainUnroll)
         if job.start and job.slot is not None:
             fits = [e for e in self.pools.get(job.slot, []) if e[0].shape == unroll.parameter.shape]
@@ -130,7 +131,7 @@ class ChainEvaluator(Evaluator):
             if fits and torch.rand((), generator=stream) < 0.5:
                 parameter, *state = fits[int(torch.randint(len(fits), (), generator=stream))]
                 unroll.replace_states(parameter, tuple(state))
-        return unroll
+        return [(tasks, unroll)]
 
     def _remember(self, job: Job, unroll: ChainUnroll) -> None:
         """Keep the states of a window's end; once there are enough, in place of others at random."""
@@ -150,7 +151,7 @@ class ChainEvaluator(Evaluator):
     def load_state_dict(self, state: dict[int, Any], jobs: Sequence[Job]) -> None:
         slots = {job.slot for job in jobs}
         super().load_state_dict(
-            {slot: each["unroll"] for slot, each in state.items() if each["unroll"] is not None}, jobs
+            {slot: kept["unroll"] for slot, kept in state.items() if kept["unroll"] is not None}, jobs
         )
         # Lists of their own: the state may be shared with whoever holds it.
-        self.pools = {slot: [list(entry) for entry in each["pool"]] for slot, each in state.items() if slot in slots}
+        self.pools = {slot: [list(entry) for entry in kept["pool"]] for slot, kept in state.items() if slot in slots}

@@ -19,12 +19,15 @@ from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.objectives import Objective
 from meta_tasks.random_streams import Minibatches, derive_seed, generator
 from meta_tasks.rules.base import MemberStep, SamplerRule
+from meta_tasks.tasks.stack import tasks_of_groups
 from meta_tasks.tasks.task import Task
 
 __all__ = ["Unroll", "hessian_product", "mapped", "on_device"]
 
 # δ of the finite difference for Hessian-vector products: what `learned_samplers.KineticL2E` uses.
 _PROBE = 1e-3
+# Steps whose minibatches are laid out at a time: with many groups of small networks a call for each of them counts.
+_STEPS_AHEAD = 32
 
 
 def hessian_product(task: Task, parameter: Tensor, indices: Tensor, gradient: Tensor, direction: Tensor) -> Tensor:
@@ -47,7 +50,7 @@ class Unroll:
     and its rows of every buffer are set to zero.
 
     Args:
-        task: the task of all members.
+        task: the task of all members, or a `TaskStack` of as many members as there are here.
         rule: the sampler.
         objective: makes the meta-objective; its class, for one.
         schedule: how many steps, and after which ones a state is collected.
@@ -77,7 +80,8 @@ class Unroll:
             raise ValueError(
                 f"an unroll needs at least one member, got {len(self.seeds)} groups of {members_per_group}"
             )
-        initial = torch.stack([task.initial(derive_seed(seed, "initial")) for seed in self.seeds])
+        tasks = tasks_of_groups(task, len(self.seeds))
+        initial = torch.stack([t.initial(derive_seed(seed, "initial")) for t, seed in zip(tasks, self.seeds)])
         self.parameter = initial.repeat_interleave(members_per_group, 0)
         self.state = rule.initial_state(self.parameter, self.task.segments)
         self.step = 0
@@ -86,15 +90,16 @@ class Unroll:
         self._curve: list[Tensor] = []
         self._stretch = torch.zeros(len(self.parameter), device=task.device)
         self._minibatches = [
-            Minibatches(derive_seed(seed, "minibatches"), task.hyperparameters.num_data, task.batch_size, task.device)
-            for seed in self.seeds
+            Minibatches(derive_seed(seed, "minibatches"), t.hyperparameters.num_data, task.batch_size, task.device)
+            for t, seed in zip(tasks, self.seeds)
         ]
+        self._ahead: tuple[int, Tensor] = 0, torch.empty(len(self.seeds), 0, 0)
         self._noise = [generator(seed, "noise", device=task.device) for seed in self.seeds]
-        self._validation = torch.stack([self._draw_validation(seed) for seed in self.seeds])
+        held_out = zip(tasks, self.seeds)
+        self._validation = torch.stack([self._draw_validation(t.num_held_out, seed) for t, seed in held_out])
 
-    def _draw_validation(self, seed: int) -> Tensor:
+    def _draw_validation(self, held_out: int, seed: int) -> Tensor:
         stream = generator(seed, "validation", device=self.task.device)
-        held_out = self.task.num_held_out
         return torch.randperm(held_out, generator=stream, device=self.task.device)[: self.task.num_validation]
 
     # ---------------------------------------------------------------- running
@@ -153,7 +158,12 @@ class Unroll:
 
     def _indices(self) -> Tensor:
         """The minibatch of the next step, (groups, batch size)."""
-        return torch.stack([each.indices(self.step) for each in self._minibatches])
+        first, ahead = self._ahead
+        if not 0 <= self.step - first < ahead.shape[1]:
+            first = self.step
+            ahead = torch.stack([minibatches.rows(first, _STEPS_AHEAD) for minibatches in self._minibatches])
+            self._ahead = first, ahead
+        return ahead[:, self.step - first]
 
     def _loss_and_gradient(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         return self.task.loss_and_gradient(self.parameter, indices)
@@ -164,9 +174,12 @@ class Unroll:
     def _draw_noise(self) -> Tensor | None:
         if not self.rule.draws_noise(self.task.hyperparameters, self.step):
             return None
-        d, device = self.task.segments.total, self.task.device
-        noise = torch.stack([torch.randn(d, generator=stream, device=device) for stream in self._noise])
-        return noise.repeat_interleave(self.members_per_group, 0)
+        shape = len(self._noise), self.members_per_group, self.task.segments.total
+        noise = torch.empty(shape, device=self.task.device)
+        for row, stream in zip(noise[:, 0].unbind(), self._noise):
+            row.normal_(generator=stream)
+        noise[:, 1:] = noise[:, :1]
+        return noise.flatten(0, 1)
 
     def _record(self, loss: Tensor) -> None:
         if not self.curve_every:

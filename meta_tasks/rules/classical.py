@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
+from learned_samplers.base.operations import FUNCTIONAL, IN_PLACE
 from learned_samplers.classical.cyclical import cyclical_phase
 from learned_samplers.classical.psgld import psgld_rule
 from learned_samplers.classical.sghmc import sghmc_rule
@@ -17,9 +20,11 @@ class SGHMCRule(SamplerRule):
 
     name = "SGHMC"
     state_names = ("momentum",)
+    by_member = True
 
     def update(self, prepared, at):
-        parameter, momentum = sghmc_rule(*at.tensors, **arguments_of(at.hyper))
+        ops = FUNCTIONAL if torch.is_grad_enabled() else IN_PLACE
+        parameter, momentum = sghmc_rule(*at.tensors, **arguments_of(at.hyper), ops=ops)
         return parameter, (momentum,)
 
 
@@ -55,6 +60,7 @@ class PSGLDRule(SamplerRule):
 
     name = "PSGLD"
     state_names = ("second_moment",)
+    by_member = True
 
     def update(self, prepared, at):
         arguments = arguments_of(at.hyper, lr=0.05 * at.hyper.lr)

@@ -143,6 +143,7 @@ class KineticRule(NetworkRule):
 
     name = "KineticL2E"
     needs_hessian = True
+    by_member = True
     fixed: ClassVar[dict[str, str]] = {
         "hessian": "whose tasks have gradients and no graph of them",
         "probe_size": "where all products with the Hessian are made with that one",

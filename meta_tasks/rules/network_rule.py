@@ -123,8 +123,9 @@ class CoordinateRule(NetworkRule):
                 f"{settings.feature_set!r}"
             )
         self.tell_horizon = tell_horizon
-        matrix = feature_set_named(settings.feature_set).matrix
-        self.state_names = ("momentum", "averages", "covariances") if matrix else ("momentum", "averages")
+        seen = feature_set_named(settings.feature_set)
+        self.state_names = ("momentum", "averages", "covariances") if seen.matrix else ("momentum", "averages")
+        self.by_member = not seen.context  # the context has one lr and N for all members
         self.start: Start | None = None
         if isinstance(start, Path):
             self.start = WeightStart(start, settings, self._shapes)

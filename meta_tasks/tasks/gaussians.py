@@ -38,6 +38,7 @@ class GaussianTask:
 
     batch_size = 1
     num_validation = num_held_out = 0
+    signature = None
 
     def __init__(
         self,
