@@ -123,8 +123,8 @@ def test_baselines_are_scored_once_and_other_held_out_tasks_are_another_run(tmp_
 
 
 def test_held_out_tasks_are_fixed_and_run_as_the_sampler_is_trained(monkeypatch):
-    seen, whole, rule = [], module.Unroll, SGHMCRule()
-    monkeypatch.setattr(module, "Unroll", lambda *args, **more: seen.append(args[3]) or whole(*args, **more))
+    seen, whole, rule = [], module.unrolls_of, SGHMCRule()
+    monkeypatch.setattr(module, "unrolls_of", lambda *args, **more: seen.append(args[2]) or whole(*args, **more))
 
     def runs(**burn_in):
         made = HeldOutEvaluation(family_named("digits"), 80, samples=4, tasks=1, chains=1, lrs=(0.1,), **burn_in)
@@ -168,7 +168,7 @@ def test_what_was_logged_after_the_checkpoint_that_a_run_goes_on_from_is_dropped
 def test_a_curve_of_failed_members_alone_is_drawn_without_a_warning(tmp_path, monkeypatch):
     made = trainer(tmp_path, iterations=1, evaluate_every=0)
     whole = made.executor.run
-    nothing = {"curve": [float("nan")] * 4}
+    nothing = {"curves": {"digits-cnn": [float("nan")] * 4}}
     monkeypatch.setattr(made.executor, "run", lambda *args: [replace(each, **nothing) for each in whole(*args)])
     made.run()
     made.close()
