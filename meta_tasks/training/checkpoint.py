@@ -98,11 +98,14 @@ class Checkpoints:
 
     @staticmethod
     def read(path: Path) -> dict[str, Any]:
-        """One checkpoint file.
+        """Read a checkpoint file.
 
         Raises:
-            ValueError: it is damaged, by its checksum, or something else; names the file and the reason.
+            ValueError: it is damaged, by its checksum, is something else, or has the name of another iteration; names
+                the file and the reason.
         """
+        if not path.is_file():  # a pipe would be waited for
+            raise ValueError(f"{path} cannot be read: it is no regular file")
         try:
             payload = torch.load(io.BytesIO(unsealed(path)), map_location="cpu", weights_only=True)
         except Exception as error:  # torch.load raises many types
@@ -111,6 +114,9 @@ class Checkpoints:
             raise ValueError(f"{path} is not a checkpoint of a meta-training run")
         if payload.get("version") != _VERSION:
             raise ValueError(f"{path} has version {payload.get('version')!r}, this program reads {_VERSION}")
+        name = _PATTERN.fullmatch(path.name)
+        if name is not None and int(name[1]) != payload.get("iteration"):
+            raise ValueError(f"{path} holds iteration {payload.get('iteration')!r}: it has another checkpoint's name")
         return payload
 
 
