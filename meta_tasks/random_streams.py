@@ -36,7 +36,7 @@ def log_uniform(low: float, high: float, stream: torch.Generator) -> float:
 
 
 def choose(choices: Sequence[_T], stream: torch.Generator) -> _T:
-    """One of the choices, all equally likely."""
+    """Draw one of the choices, all equally likely."""
     return choices[int(torch.randint(len(choices), (), generator=stream))]
 
 

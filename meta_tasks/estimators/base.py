@@ -200,12 +200,12 @@ class Evaluator:
     def make(self, job: Job) -> Unrolls:
         """The unrolls of a job, at their first step."""
         seeds = [derive_seed(self.seed, *pair, "unroll") for pair in job.pairs]
-        each = len(seeds) // len(job.tasks)
+        groups = len(seeds) // len(job.tasks)
         runs = [
             Run(
                 self.family.task(self.seed, *keys),
                 self.rule.for_run(job.schedule.steps, self.seed, *keys),
-                tuple(seeds[number * each : (number + 1) * each]),
+                tuple(seeds[number * groups : (number + 1) * groups]),
             )
             for number, keys in enumerate(job.tasks)
         ]

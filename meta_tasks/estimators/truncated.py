@@ -137,7 +137,7 @@ class ChainEvaluator(Evaluator):
         """Keep the states of a window's end; once there are enough, in place of others at random."""
         assert job.slot is not None
         pool = self.pools.setdefault(job.slot, [])
-        entry = [each.clone() for each in (unroll.parameter, *unroll.state)]
+        entry = [tensor.clone() for tensor in (unroll.parameter, *unroll.state)]
         if len(pool) < ENSEMBLES:
             pool.append(entry)
         else:

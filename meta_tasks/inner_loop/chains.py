@@ -90,7 +90,7 @@ class ChainUnroll(Unroll):
         """Begin at other states than the task's initial ones."""
         device = self.task.device
         self.parameter = parameter.to(device, copy=True)
-        self.state = tuple(each.to(device, copy=True) for each in state)
+        self.state = tuple(tensor.to(device, copy=True) for tensor in state)
 
     def backpropagate(self, weights: Tensor, steps: int, every: int) -> Tensor | None:
         """Take ``steps`` steps with meta-parameters (n,), and return the gradient (n,) of the objective over them.
@@ -122,7 +122,7 @@ class ChainUnroll(Unroll):
             total = self.objective.close_window(self.task.hyperparameters.num_data, self.counts)
         self._on_tape = False
         # Copies, for the tape needs its own as they are.
-        self.parameter, *state = (each.detach().clone() for each in (self.parameter, *self.state))
+        self.parameter, *state = (tensor.detach().clone() for tensor in (self.parameter, *self.state))
         self.state = tuple(state)
         self._retire(loss)
         if total is None or not total.requires_grad or not torch.equal(self.counts, counts):
@@ -132,13 +132,13 @@ class ChainUnroll(Unroll):
 
     @property
     def counts(self) -> Tensor:
-        """Which chains have not failed, (C,)."""
+        """True for chains that have not failed, (C,)."""
         return torch.tensor([step < 0 for step in self.failed_at], device=self.task.device)
 
     def _hold(self, chains: Tensor) -> None:
         """Put chains back to zeros: one that diverges again would leave the weights, which all share, no gradient."""
         self.parameter, *state = (
-            each.masked_fill(chains.view(-1, *[1] * (each.dim() - 1)), 0.0) for each in (self.parameter, *self.state)
+            x.masked_fill(chains.view(-1, *[1] * (x.dim() - 1)), 0.0) for x in (self.parameter, *self.state)
         )
         self.state = tuple(state)
 
@@ -153,7 +153,7 @@ class ChainUnroll(Unroll):
         if not (cross_chain or in_chain):
             return
         hyper, theta = self.task.hyperparameters, self.parameter.detach()
-        # Of the law that the chain samples, exp(−U/T).
+        # The slope of the law that the chain samples, exp(−U/T).
         slope = (hyper.num_data * gradient.detach() + hyper.prior_precision * theta) / hyper.temperature
         energy = self._energy(loss.detach(), theta)
         if cross_chain:

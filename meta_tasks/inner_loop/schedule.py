@@ -75,7 +75,7 @@ class Schedule:
             )
 
     def collects(self, step: int) -> bool:
-        """Whether the state after ``step`` = 1, 2, … is collected."""
+        """True if the state after ``step`` = 1, 2, … is collected."""
         if self.cycle_length is not None:
             step = (step - 1) % self.cycle_length + 1
         return step > self.burn_in and (step - self.burn_in) % self.thinning == 0
@@ -89,7 +89,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Horizon:
-    """How long inner loops are: ``shortest`` = ``longest`` steps, or log-uniform between them.
+    """Length of inner loops: ``shortest`` = ``longest`` steps, or log-uniform between them.
 
     Args:
         shortest, longest: steps.

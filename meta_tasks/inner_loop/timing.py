@@ -1,4 +1,4 @@
-"""How fast an inner loop is, and what takes its time: `time_unroll`."""
+"""Speed of an inner loop, and the shares of its parts: `time_unroll`."""
 
 from __future__ import annotations
 

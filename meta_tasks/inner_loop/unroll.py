@@ -125,7 +125,7 @@ class Unroll:
         prepared = self.rule.prepare(weights.to(self.task.device))
         for taken in range(1, steps + 1):
             if taken == steps:
-                before = self.parameter.clone(), tuple(each.clone() for each in self.state)
+                before = self.parameter.clone(), tuple(tensor.clone() for tensor in self.state)
             gradient = self._step(prepared)
             if self.schedule.collects(self.step):
                 self._collect()
@@ -135,7 +135,7 @@ class Unroll:
         self.output_scales = self.rule.output_scales(prepared, at)
 
     def _step(self, prepared: Any) -> Tensor:
-        """One step of all members, which may be taken in place; returns the gradient before it."""
+        """Take one step of all members, maybe in place; returns the gradient before it."""
         indices = self._indices()
         loss, gradient = self._loss_and_gradient(indices)
         task, rule = self.task, self.rule
@@ -206,12 +206,12 @@ class Unroll:
 
     @property
     def finished(self) -> bool:
-        """Whether all steps of the schedule are done."""
+        """True if all steps of the schedule are done."""
         return self.step == self.schedule.steps
 
     @property
     def num_failed(self) -> int:
-        """How many members have failed."""
+        """Number of members that have failed."""
         return sum(step >= 0 for step in self.failed_at)
 
     def losses(self) -> Tensor:
@@ -235,7 +235,7 @@ class Unroll:
         return {
             "step": self.step,
             "parameter": self.parameter.clone(),
-            "state": [each.clone() for each in self.state],
+            "state": [tensor.clone() for tensor in self.state],
             "failed_at": list(self.failed_at),
             "objective": self.objective.state_dict(),
             "noise": [stream.get_state() for stream in self._noise],
@@ -257,7 +257,7 @@ class Unroll:
         device = self.task.device
         self.step, self.failed_at = saved["step"], list(saved["failed_at"])
         self.parameter = saved["parameter"].to(device, copy=True)
-        self.state = tuple(each.to(device, copy=True) for each in saved["state"])
+        self.state = tuple(tensor.to(device, copy=True) for tensor in saved["state"])
         self.objective.load_state_dict(on_device(saved["objective"], device))  # checkpoints are read on the CPU
         for stream, state in zip(self._noise, saved["noise"], strict=True):
             stream.set_state(state)
@@ -267,10 +267,10 @@ class Unroll:
 def mapped(value: Any, convert: Callable[[Any], Any]) -> Any:
     """The same lists and dictionaries of converted values; tuples become lists."""
     if isinstance(value, dict):
-        return {name: mapped(one, convert) for name, one in value.items()}
-    return [mapped(one, convert) for one in value] if isinstance(value, list | tuple) else convert(value)
+        return {name: mapped(item, convert) for name, item in value.items()}
+    return [mapped(item, convert) for item in value] if isinstance(value, list | tuple) else convert(value)
 
 
 def on_device(value: Any, device: torch.device | str) -> Any:
     """A value, or lists and dictionaries of values, with its tensors on a device."""
-    return mapped(value, lambda each: each.to(device) if isinstance(each, Tensor) else each)
+    return mapped(value, lambda x: x.to(device) if isinstance(x, Tensor) else x)

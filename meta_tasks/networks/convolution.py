@@ -131,7 +131,7 @@ class BatchedConvolution(BatchedNetwork):
         return [(slice(a, b), slice(a // per_group, (b - 1) // per_group + 1)) for a, b in zip(starts, stops)]
 
     def _fastest_members(self, members: int, x: Tensor) -> int:
-        """As many as keep a layer's activations in the processor's cache, for their whole minibatch or for pieces."""
+        """Number of members whose activations of a layer, for a minibatch, fit the processor's cache."""
         if x.device.type != "cpu":
             return members
         return max(_LEAST_MEMBERS, _ACTIVATION_BYTES // (self._bytes_per_image(x) * x.shape[1]))

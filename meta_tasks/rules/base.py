@@ -35,10 +35,10 @@ class Hyperparameters:
 
     @classmethod
     def side_by_side(cls, settings: Sequence[Hyperparameters], members: int) -> Hyperparameters:
-        """Those of several tasks with ``members`` members each: a number where it is the same for all."""
+        """Hyperparameters of several tasks with ``members`` members each: a number where it is the same for all."""
 
         def joined(name: str) -> Any:
-            values = [getattr(each, name) for each in settings]
+            values = [getattr(hyperparameters, name) for hyperparameters in settings]
             if len(set(values)) == 1:
                 return values[0]
             return torch.tensor(values, dtype=torch.get_default_dtype()).repeat_interleave(members)[:, None]
@@ -48,7 +48,7 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class MemberStep:
-    """What a rule is given for one step of P members.
+    """Inputs of a rule for one step of P members.
 
     Attributes:
         parameter, gradient, noise: (P, d); the gradient is that of the mean minibatch loss, the noise standard normal
@@ -110,7 +110,7 @@ class SamplerRule:
         return weights
 
     def prepare(self, weights: Tensor) -> Any:
-        """What `update` needs of the meta-parameters (P, n), computed once for many steps."""
+        """Prepare what `update` needs of the meta-parameters (P, n), computed once for many steps."""
         return None
 
     def initial_state(self, parameter: Tensor, segments: Segments) -> State:
@@ -118,11 +118,11 @@ class SamplerRule:
         return tuple(torch.zeros_like(parameter) for _ in self.state_names)
 
     def draws_noise(self, hyper: Hyperparameters, step: int) -> bool:
-        """Whether step ``step`` = 0, 1, … draws noise."""
+        """True if step ``step`` = 0, 1, … draws noise."""
         return hyper.temperature > 0 if isinstance(hyper.temperature, int | float) else bool(hyper.temperature.any())
 
     def update(self, prepared: Any, at: MemberStep) -> tuple[Tensor, State]:
-        """One step: new parameters (P, d) and state.
+        """Take one step: new parameters (P, d) and state.
 
         Parameter, noise and state may be overwritten: copy them first if they are needed afterwards.
         """

@@ -65,7 +65,7 @@ class TaskStack:
 def tasks_of_groups(task: Task, groups: int) -> list[Task]:
     """The task of each group of members, in order."""
     tasks: list[Task] = list(task.tasks) if isinstance(task, TaskStack) else [task]
-    return [each for each in tasks for _ in range(groups // len(tasks))]
+    return [part for part in tasks for _ in range(groups // len(tasks))]
 
 
 Examples = tuple[Tensor, Tensor, Tensor]

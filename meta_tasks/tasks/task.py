@@ -23,7 +23,7 @@ __all__ = ["Hyperparameters", "ImageTask", "Task", "TaskConfig"]
 
 
 class Task(Protocol):
-    """What an inner loop needs of a task. Groups of members see the same data (see `meta_tasks.networks.batched`)."""
+    """A task, as an inner loop needs it. Groups of members see the same data (see `meta_tasks.networks.batched`)."""
 
     kind: str
     segments: Segments

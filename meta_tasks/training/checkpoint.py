@@ -120,25 +120,25 @@ class Checkpoints:
         return payload
 
 
-def check_same(saved: Any, own: Any, folder: str) -> None:
+def check_same(saved: Any, expected: Any, folder: str) -> None:
     """Compare a checkpoint's specification with the run's own.
 
     Raises:
         ValueError: it differs; says where, and what the values are.
     """
-    if found := "; ".join(_differences("", saved, own)):
+    if differences := "; ".join(_differences("", saved, expected)):
         raise ValueError(
-            f"the checkpoints in {folder} are of another run: {found}. "
+            f"the checkpoints in {folder} are of another run: {differences}. "
             "Choose another folder, or the settings they were made with"
         )
 
 
-def _differences(path: str, saved: Any, own: Any) -> Iterator[str]:
-    if isinstance(saved, dict) and isinstance(own, dict):
-        for key in sorted({*saved, *own}):
-            if key not in saved or key not in own:
-                yield f"{path}{key} is {'here' if key in own else 'there'} only"
+def _differences(path: str, saved: Any, expected: Any) -> Iterator[str]:
+    if isinstance(saved, dict) and isinstance(expected, dict):
+        for key in sorted({*saved, *expected}):
+            if key not in saved or key not in expected:
+                yield f"{path}{key} is {'here' if key in expected else 'there'} only"
             else:
-                yield from _differences(f"{path}{key}.", saved[key], own[key])
-    elif saved != own:
-        yield f"{path.rstrip('.')} is {saved!r} there and {own!r} here"
+                yield from _differences(f"{path}{key}.", saved[key], expected[key])
+    elif saved != expected:
+        yield f"{path.rstrip('.')} is {saved!r} there and {expected!r} here"

@@ -123,12 +123,12 @@ class HeldOutEvaluation:
 
         if "baselines" not in scores:
             tqdm.write("scoring the hand-designed samplers on held-out tasks, once")
-            scores["baselines"] = {name: asdict(each) for name, each in self.baselines().items()}
+            scores["baselines"] = {name: asdict(score) for name, score in self.baselines().items()}
             scores["specification"] = self.specification()
         score = self.score(rule, weights)
         scores.setdefault("sampler", []).append({"iteration": iteration, **asdict(score)})
-        others = ", ".join(f"{name} {each['nll']:.4f}" for name, each in scores["baselines"].items())
-        tqdm.write(f"iteration {iteration}: held-out NLL {score.nll:.4f} ({others})")
+        baselines = ", ".join(f"{name} {values['nll']:.4f}" for name, values in scores["baselines"].items())
+        tqdm.write(f"iteration {iteration}: held-out NLL {score.nll:.4f} ({baselines})")
         return score
 
     def score(
@@ -151,7 +151,7 @@ class HeldOutEvaluation:
         return Score(nll, 1 - error, share_failed)
 
     def losses(self, rule: SamplerRule, weights: Tensor) -> Tensor:
-        """Of each task the NLL at its best learning rate, (tasks,), behind a progress bar.
+        """NLL of each task at its best learning rate, (tasks,), behind a progress bar.
 
         Those of two samplers differ by the sampler alone.
 
@@ -225,7 +225,7 @@ class HeldOutEvaluation:
         runs: list[tuple[SamplerRule, Schedule]] = [
             (rule, self._schedule(rule, _BURN_IN)) for rule in (SGHMCRule(), PSGLDRule())
         ]
-        return {rule.name: self.score(rule, schedule=own, lrs=lrs) for rule, own in [*runs, (cyclical, schedule)]}
+        return {rule.name: self.score(rule, schedule=steps, lrs=lrs) for rule, steps in [*runs, (cyclical, schedule)]}
 
     def specification(self) -> dict[str, Any]:
         """Plain values that fix the scores, for checkpoints."""
@@ -277,10 +277,10 @@ class EarlyStopping:
             self.score, self.weights = last, weights.detach().clone()
 
     def over(self, scores: Mapping[str, Any]) -> bool:
-        """Whether ``patience`` evaluations have passed since that of the weights kept."""
+        """True if ``patience`` evaluations have passed since that of the weights kept."""
         if not self.patience or self.score is None:
             return False
-        return sum(each["iteration"] > self.score["iteration"] for each in scores["sampler"]) >= self.patience
+        return sum(score["iteration"] > self.score["iteration"] for score in scores["sampler"]) >= self.patience
 
     def card(self) -> dict[str, Any]:
         """For the weight card, which of the iterations the weights are of; nothing with patience 0."""

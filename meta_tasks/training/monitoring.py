@@ -136,9 +136,9 @@ class Monitor:
     @_for_the_log
     def evaluation(self, iteration: int, score: Score, baselines: dict[str, dict[str, float]]) -> None:
         """The held-out score beside the baselines'."""
-        for name, each in {"sampler": asdict(score), **baselines}.items():
-            self._writer.add_scalar(f"held_out_nll/{name}", each["nll"], iteration)
-            self._writer.add_scalar(f"held_out_accuracy/{name}", each["accuracy"], iteration)
+        for name, values in {"sampler": asdict(score), **baselines}.items():
+            self._writer.add_scalar(f"held_out_nll/{name}", values["nll"], iteration)
+            self._writer.add_scalar(f"held_out_accuracy/{name}", values["accuracy"], iteration)
         self._writer.add_scalar("held_out_nll/failed_share", score.share_failed, iteration)
         self._writer.flush()
 

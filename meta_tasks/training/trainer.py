@@ -261,7 +261,7 @@ class Trainer:
 
     @default_device_cpu()
     def step(self) -> Iteration:
-        """One outer iteration: estimate the meta-gradient, clip it, let Adam move the meta-parameters.
+        """Take one outer iteration: estimate the meta-gradient, clip it, let Adam move the meta-parameters.
 
         Raises:
             RuntimeError: an iteration before it failed, and the unrolls that this one would continue are gone.
@@ -323,7 +323,7 @@ class Trainer:
             raise
 
     def _unscored(self) -> bool:
-        """Whether a score is due that no run has computed, at the start or where a signal came before it."""
+        """True if a score is due that no run has computed, at the start or where a signal came before it."""
         scored = any(score["iteration"] == self.iteration for score in self.scores.get("sampler", ()))
         return self.iteration == 0 or (self._evaluates() and not scored)
 
@@ -414,5 +414,5 @@ class Trainer:
 
 
 def _keeps_unrolls(jobs: Iterable[Job]) -> bool:
-    """Whether any of the jobs is a part of an unroll that later ones continue."""
+    """True if any of the jobs is a part of an unroll that later ones continue."""
     return any(job.slot is not None for job in jobs)

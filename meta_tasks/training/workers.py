@@ -56,7 +56,7 @@ class Executor:
 
 
 class SerialExecutor(Executor):
-    """One job after the other in this process."""
+    """Runs one job after the other in this process."""
 
     def __init__(self, evaluator: Evaluator) -> None:
         self.evaluator = evaluator
@@ -88,12 +88,12 @@ class RankExecutor(SerialExecutor):
 
     def run(self, jobs: Sequence[Job], weights: Tensor) -> list[JobResult]:
         failure: Exception | None = None
-        own: tuple[bool, Any]
+        answer: tuple[bool, Any]
         try:
-            own = True, super().run(jobs[self.rank :: self.size], weights)
+            answer = True, super().run(jobs[self.rank :: self.size], weights)
         except Exception as error:  # told to the other ranks first, which wait for this one's results
-            failure, own = error, (False, traceback.format_exc())
-        gathered = self._gather(own)
+            failure, answer = error, (False, traceback.format_exc())
+        gathered = self._gather(answer)
         if failure is not None:
             raise failure
         for rank, (ok, value) in enumerate(gathered):
@@ -255,8 +255,8 @@ def _answer(what: str, argument: Any, evaluator: Evaluator) -> tuple[bool, Any]:
 
 
 def _to_numpy(value: Any) -> Any:
-    return mapped(value, lambda each: each.cpu().numpy() if isinstance(each, Tensor) else each)
+    return mapped(value, lambda x: x.cpu().numpy() if isinstance(x, Tensor) else x)
 
 
 def _from_numpy(value: Any) -> Any:
-    return mapped(value, lambda each: torch.from_numpy(each) if hasattr(each, "__array_interface__") else each)
+    return mapped(value, lambda x: torch.from_numpy(x) if hasattr(x, "__array_interface__") else x)
