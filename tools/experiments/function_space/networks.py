@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
+from learned_samplers.particles.function_space import Covariance
 from learned_samplers.particles.kernels import Kernel, KernelMatrix
 from meta_tasks.networks import BatchedMLP
 
@@ -76,3 +78,25 @@ class SeparateGroups:
         parts = self.kernel(points.reshape(self.groups, -1, *points.shape[1:]))
         values, repulsion = (self.groups * torch.block_diag(*m) for m in (parts.values, parts.repulsion))
         return KernelMatrix(values, repulsion, self.groups * parts.trace.sum())
+
+
+def infinite_width(hidden_layers: int, variance: float) -> Covariance:
+    """Covariance of the outputs of a `StackedMLP` of infinite width with weights from N(0, variance).
+
+    K₀ = variance·(x·x′ + 1)/(d + 1), and a ReLU layer makes of it variance·√(K K′)·(sin t + (π − t) cos t)/2π, where t
+    is the angle cos t = K₀(x, x′)/√(K K′) (Cho and Saul, NeurIPS 2009).
+    """
+
+    def covariance(x: Tensor, y: Tensor) -> Tensor:
+        x, y = x.flatten(1).double(), y.flatten(1).double()
+        scale = variance / (x.shape[1] + 1)
+        squares = [scale * (z.square().sum(1) + 1) for z in (x, y)]
+        cross = scale * (x @ y.T + 1)
+        for _ in range(hidden_layers):
+            size = (squares[0][:, None] * squares[1]).sqrt()
+            angle = (cross / size).clamp(-1, 1).arccos()
+            cross = variance * size * (angle.sin() + (math.pi - angle) * angle.cos()) / (2 * math.pi)
+            squares = [variance * z / 2 for z in squares]
+        return cross
+
+    return covariance

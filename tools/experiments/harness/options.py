@@ -1,14 +1,15 @@
-"""The options that the tools share, and their validation."""
+"""The options that the tools share, their validation, and the reading of command lines."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
 from learned_samplers.base import validation
 
@@ -43,7 +44,7 @@ class RunOptions(OutputOptions):
     threads: int = 1
 
     def __post_init__(self) -> None:
-        at_least_one(self, "seeds", "threads")
+        at_least(1, self, "seeds", "threads")
 
     def seed_list(self, count: int | None = None) -> range:
         """The first ``count`` seeds; by default all."""
@@ -66,39 +67,34 @@ class DeviceOptions:
     device: str = "auto"
 
 
-def _check(rule: Callable[..., None], options: Any, names: Sequence[str], **how: Any) -> None:
-    """Raise what ``rule`` raises of the first of these attributes; None is left alone."""
+def check(rule: Callable[..., None], options: Any, *names: str, **bounds: Any) -> None:
+    """Raise what a rule of `validation` raises for the first of these attributes; None is left alone."""
     for name in names:
         if (value := getattr(options, name)) is not None:
-            rule(name, value, **how)
-
-
-def at_least_one(options: Any, *names: str) -> None:
-    """Raise ValueError for the first of these attributes that is below 1; None is left alone."""
-    _check(validation.integer, options, names)
+            rule(name, value, **bounds)
 
 
 def at_least(least: int, options: Any, *names: str) -> None:
     """Raise ValueError for the first of these attributes that is below ``least``; None is left alone."""
-    _check(validation.integer, options, names, least=least)
+    check(validation.integer, options, *names, least=least)
 
 
 def positive(options: Any, *names: str) -> None:
     """Raise ValueError for the first of these attributes that is not above 0, or not finite; None is left alone."""
-    _check(validation.positive, options, names)
+    check(validation.positive, options, *names)
 
 
 def not_negative(options: Any, *names: str) -> None:
     """Raise ValueError for the first of these attributes that is below 0, or not finite; None is left alone."""
-    _check(validation.non_negative, options, names)
+    check(validation.non_negative, options, *names)
 
 
 def share_below_one(options: Any, *names: str) -> None:
     """Raise ValueError for the first of these attributes outside [0, 1)."""
-    _check(validation.fraction, options, names, open_right=True)
+    check(validation.fraction, options, *names, open_right=True)
 
 
-def each_once(options: Any, *names: str) -> None:
+def names_once(options: Any, *names: str) -> None:
     """Raise ValueError for the first of these attributes that is empty or names anything twice."""
     for name in names:
         value = getattr(options, name)
@@ -119,7 +115,30 @@ def refuse_changed(options: Any, *names: str, why: str) -> None:
             raise ValueError(f"{name}={value} {why}")
 
 
-Action = Callable[[Any, str], None]
+def one_of(names: Iterable[str] | Mapping[str, Any], metavar: str | None = None) -> PrimitiveConstructorSpec[str]:
+    """Reader of one of these names, in any letter case, for ``Annotated[str, one_of(METHODS)]``.
+
+    Args:
+        metavar: for the help text, in the place of all names.
+    """
+    spellings = {name.lower(): name for name in names}
+
+    def read(words: list[str]) -> str:
+        try:
+            return spellings[words[0].lower()]
+        except KeyError:
+            raise ValueError(f"{words[0]!r} is unknown; choose from {', '.join(spellings.values())}") from None
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar or "{" + ",".join(spellings.values()) + "}",
+        instance_from_str=read,
+        is_instance=lambda value: value in spellings.values(),
+        str_from_instance=lambda name: [name],
+    )
+
+
+Action = Callable[[Any, str], Any]
 
 
 def parse_command(
@@ -130,9 +149,9 @@ def parse_command(
     Args:
         commands: name → its options class, and its action, (options, command line) → None.
     """
-    kinds: dict[str, Callable[..., Any]] = {name: kind for name, (kind, _) in commands.items()}
-    options: Any = tyro.extras.subcommand_cli_from_dict(kinds, args=arguments, description=description)
-    return options, next(action for kind, action in commands.values() if type(options) is kind)
+    classes: dict[str, Callable[..., Any]] = {name: options for name, (options, _) in commands.items()}
+    options: Any = tyro.extras.subcommand_cli_from_dict(classes, args=arguments, description=description)
+    return options, next(action for cls, action in commands.values() if type(options) is cls)
 
 
 def parse(

@@ -12,12 +12,12 @@ STEPS = (1, 2, 5)
 
 @dataclass(frozen=True, order=True)
 class Choice:
-    """What is tuned of a method: its learning rate, and in subclasses what else an experiment tunes."""
+    """Setting of a method: its learning rate (0: its own), and in subclasses what else an experiment tunes."""
 
     lr: float
 
     def __str__(self) -> str:
-        return f"lr {self.lr:g}"
+        return f"lr {self.lr:g}" if self.lr else ""
 
 
 C = TypeVar("C", bound=Choice)

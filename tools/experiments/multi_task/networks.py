@@ -72,7 +72,7 @@ class LeNet:
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Put back what `state` has copied."""
+        """Put back a copy that `state` made."""
         for name, p in self.parameters().items():
             p.copy_(state[name])
 
@@ -82,7 +82,7 @@ class LeNet:
         self.mean, self.deviation = values.mean().item(), values.std().item()
 
     def inputs(self, x: Tensor) -> Tensor:
-        """What the network sees of images in uint8."""
+        """Standardised pixels of images in uint8."""
         return (scaled(x) - self.mean) / self.deviation
 
     def latents(self, x: Tensor) -> Tensor:
@@ -134,5 +134,5 @@ class SeparateNetworks(LeNet):
         return torch.cat([part.latents(x) for part in self.parts], dim=-1)
 
     def outputs(self, latents: Tensor) -> list[Tensor]:
-        own = latents.chunk(len(self.parts), dim=-1)
-        return [part.outputs(one)[0] for part, one in zip(self.parts, own, strict=True)]
+        chunks = latents.chunk(len(self.parts), dim=-1)
+        return [part.outputs(chunk)[0] for part, chunk in zip(self.parts, chunks, strict=True)]
