@@ -23,6 +23,7 @@ FLOORS: list[tuple[str, ...]] = [
     ("learned_samplers.classical", "learned_samplers.posterior"),
     ("learned_samplers.checks",),
     ("learned_samplers.learned", "learned_samplers.particles", "learned_samplers.approximations"),
+    ("learned_samplers.table",),
     (
         "learned_samplers.metrics",
         "learned_samplers.diagnostics",
