@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 import tyro
-from experiments.harness.options import at_least, at_least_one, positive
+from experiments.harness.options import at_least, positive
 from experiments.harness.output import explained
 from experiments.meta_training.cards import without_infinities
 from experiments.meta_training.law import law_of
@@ -71,7 +71,7 @@ class Options:
 
     def __post_init__(self) -> None:
         positive(self, "lr")
-        at_least_one(self, "num_data")
+        at_least(1, self, "num_data")
         at_least(2, self, "coordinates", "tasks")
         if self.energy is not None:
             validation.number("energy", self.energy)

@@ -85,7 +85,9 @@ class Bandits(Experiment):
     def __init__(self, options: BanditOptions) -> None:
         super().__init__(options)
         self.mushrooms = read_mushrooms(options.data) if "mushroom" in options.problem else None
-        self.note = f"{options.budget.contexts:,} rounds, mean ± standard deviation over {counted(options.seeds, 'seed')}"
+        self.note = (
+            f"{options.budget.contexts:,} rounds, mean ± standard deviation over {counted(options.seeds, 'seed')}"
+        )
 
     def problems(self) -> Sequence[str]:
         return self.options.problem

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.benchmarks.timing import Step, TimingOptions, interleaved, lower_decile, write_table
-from experiments.harness.options import at_least_one
+from experiments.harness.options import at_least
 from experiments.harness.tables import markdown
 from learned_samplers import BAOA, HMC, L2E, MCLMC, SGHMC, WhitenedSGHMC
 from learned_samplers.posterior import Chains
@@ -39,7 +39,7 @@ class ChainsBenchmark(TimingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(self, "rows")
+        at_least(1, self, "rows")
         if unknown := set(self.samplers) - set(SAMPLERS):
             raise ValueError(f"samplers must be of {', '.join(SAMPLERS)}, got {', '.join(sorted(unknown))}")
 

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from experiments.harness.devices import synchronize
-from experiments.harness.options import at_least, at_least_one
+from experiments.harness.options import at_least
 from learned_samplers.base.files import write_atomically
 from meta_tasks.progress import progress
 
@@ -40,7 +40,7 @@ class TimingOptions:
 
     def __post_init__(self) -> None:
         at_least(2, self, "rounds")  # of which a percentile is taken
-        at_least_one(self, "threads")
+        at_least(1, self, "threads")
         if self.clock == "processor" and self.device != "cpu":
             raise ValueError(f"clock='processor' does not see what device={self.device!r} does")
 

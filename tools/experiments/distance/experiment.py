@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from experiments.distance.problems import PARTS, load, made_of
-from experiments.harness.options import DataOptions, RunOptions, at_least_one, each_once
+from experiments.harness.options import DataOptions, RunOptions, at_least, names_once
 from experiments.harness.run_store import RunStore, fingerprint
 from experiments.harness.runs.methods import METHODS
 from experiments.harness.runs.minibatches import batches
@@ -57,9 +57,9 @@ class DistanceOptions(DataOptions, RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(self, "trajectories")
+        at_least(1, self, "trajectories")
         for name, known in (("parts", PARTS), ("rows", ROWS)):
-            each_once(self, name)
+            names_once(self, name)
             if unknown := [each for each in getattr(self, name) if each not in known]:
                 raise ValueError(f"{name} must be of {'; '.join(known)}, got {', '.join(unknown)}")
         if self.budgets is not None and (not self.budgets or min(self.budgets) < 4 * EVERY):

@@ -1,1 +1,1 @@
-"""Is f-SVGD's uncertainty good? The experiments of its paper (docs/function_space.md); goes when `paper` presets ran."""
+"""Is the uncertainty of f-SVGD good? Its paper's experiments (docs/function_space.md); goes when `paper` has run."""

@@ -42,20 +42,21 @@ class RunStore:
         folder: of the results.
         data: fingerprint of the data, see `fingerprint`; None for runs that have none.
         fresh: do again what an earlier process has done; what this store has done itself is read back.
+        locked: lock the folder; a worker leaves that to the process that started it.
 
     Attributes:
         of_other_code: files that were read back and that other code has made, of a store and those `below` it.
     """
 
-    def __init__(self, folder: Path, data: str | None = None, *, fresh: bool = False) -> None:
-        self.folder, self.data, self.fresh = folder, data, fresh
+    def __init__(self, folder: Path, data: str | None = None, *, fresh: bool = False, locked: bool = True) -> None:
+        self.folder, self.data, self.fresh, self.locked = folder, data, fresh, locked
         self.done: set[Path] = set()
         self.of_other_code: set[Path] = set()
         self._lock: FolderLock | None = None
 
     def below(self, name: str) -> RunStore:
         """A store of the same data for a folder inside this one."""
-        store = RunStore(self.folder / name, self.data, fresh=self.fresh)
+        store = RunStore(self.folder / name, self.data, fresh=self.fresh, locked=self.locked)
         store.of_other_code = self.of_other_code
         return store
 
@@ -76,16 +77,17 @@ class RunStore:
             ValueError: the file is there and is no run, or the result does not survive JSON (NaN, for one).
             RuntimeError: another process is writing to the folder; nothing was made.
         """
-        found = self.read(name, settings)
-        if found is not None:
-            return found
+        result = self.read(name, settings)
+        if result is not None:
+            return result
         self._take()
         return self._write(name, self._made_of(settings), code_fingerprint(*SOURCES), make())
 
     def _take(self) -> None:
         """Lock the folder; RuntimeError, naming the other process, if it is another's."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = shared_lock(self.folder)
+        if self.locked:
+            self._lock = shared_lock(self.folder)
 
     def read(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """The finished run of that name; None if there is none, or one made with another torch.
@@ -128,10 +130,10 @@ class RunStore:
             return None
         try:
             record = json.loads(path.read_text())
-            found = {key: record[key] for key in ("made_of", "code", "result")}
-            if record != {**found, "checksum": _checksum(found)}:
+            content = {key: record[key] for key in ("made_of", "code", "result")}
+            if record != {**content, "checksum": _checksum(content)}:
                 raise ValueError("it has changed since it was written, damaged file?")
-            return found
+            return content
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not the result of a run ({error}); delete it or use --fresh") from error
 
@@ -141,9 +143,9 @@ class RunStore:
         Where the run is there and gets further measures, the code that made it stays the one that is named.
         """
         self._take()
-        made_of, code, known = self._made_of(settings), code_fingerprint(*SOURCES), self.record(name)
-        if known is not None and known["made_of"] == made_of:
-            code = known["code"]
+        made_of, code, earlier = self._made_of(settings), code_fingerprint(*SOURCES), self.record(name)
+        if earlier is not None and earlier["made_of"] == made_of:
+            code = earlier["code"]
         return self._write(name, made_of, code, result)
 
     def _write(self, name: str, made_of: Mapping[str, Any], code: str, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,19 +176,20 @@ class RunStore:
         except ValueError as error:
             raise ValueError(f"{error}; delete {self.path(name)} or use --fresh to do the run again") from error
 
-    def begin(self, name: str, *kinds: str) -> None:
+    def begin(self, name: str, *kinds: str, curves: bool = True) -> None:
         """Remove the files of an earlier run of that name, so that they do not mix with those of this one.
 
         Args:
             kinds: of files that the run will write beside its result; their folders are made.
+            curves: remove its TensorBoard curves, too: a run that goes on keeps them.
 
         Raises:
             RuntimeError: another process is writing to the folder; nothing was removed.
         """
         self._take()
         self.path(name).unlink(missing_ok=True)
-        for curves in (self.folder / "tensorboard" / name).glob("events.out.tfevents.*"):
-            curves.unlink()
+        for events in (self.folder / "tensorboard" / name).glob("events.out.tfevents.*") if curves else ():
+            events.unlink()
         for kind in kinds:
             (self.folder / kind).mkdir(parents=True, exist_ok=True)
 
@@ -202,11 +205,11 @@ class RunStore:
 def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     """The first setting that differs, with both values."""
     for key in dict.fromkeys([*theirs, *ours]):
-        one, other = theirs.get(key), ours.get(key)
-        if one != other:
-            if isinstance(one, dict) and isinstance(other, dict):
-                return _difference(one, other)
-            return f"{key} {json.dumps(one)} there, {json.dumps(other)} here"
+        before, now = theirs.get(key), ours.get(key)
+        if before != now:
+            if isinstance(before, dict) and isinstance(now, dict):
+                return _difference(before, now)
+            return f"{key} {json.dumps(before)} there, {json.dumps(now)} here"
     return "none"
 
 

@@ -57,15 +57,17 @@ def next_by_ratio(rates: Sequence[float], side: int) -> float:
 
 @dataclass
 class Tuning(Generic[C, R]):
-    """All that was tried of one method.
+    """Trials of one method.
 
     Attributes:
         score: the validation score of one run, the lower the better; None for a run that diverged.
         trials: of each choice its runs, one a tuning seed.
+        fixed: a choice that is given, so that none is tried.
     """
 
     score: Callable[[R], float | None]
     trials: dict[C, list[R]] = field(default_factory=dict)
+    fixed: C | None = None
 
     def mean(self, choice: C) -> float | None:
         """Mean score of a choice over its seeds; None if one of them diverged."""
@@ -83,6 +85,8 @@ class Tuning(Generic[C, R]):
         Raises:
             RuntimeError: every choice diverged.
         """
+        if self.fixed is not None:
+            return self.fixed
         if not (order := self.ranked()):
             raise RuntimeError(f"it diverged at every learning rate of {sorted({c.lr for c in self.trials})}")
         return order[0]
@@ -137,7 +141,7 @@ def tune(
 
 
 def mean_score(scores: Iterable[float | None]) -> float | None:
-    """Mean of some scores; None if one of them is None, that of a run that diverged."""
+    """Mean of scores; None if one of them is None, that of a run that diverged."""
     values = list(scores)
     good = [value for value in values if value is not None]
     return sum(good) / len(good) if good and len(good) == len(values) else None

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from experiments.harness.methods import one_of
-from experiments.harness.options import FLAGS, at_least_one
+from experiments.harness.options import FLAGS, at_least, one_of
 from learned_samplers.base import validation
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.sampler import REGISTRY
@@ -299,7 +298,7 @@ class Options:
         """Raise ValueError for what no group of options can tell alone."""
         if self.minutes is not None:
             validation.non_negative("minutes", self.minutes)
-        at_least_one(self, "workers")
+        at_least(1, self, "workers")
         check_positive("held_out_lrs", self.held_out_lrs or ())
         if (self.sampler == "MetaSGMCMC") != (self.method == "tbptt"):
             raise ValueError(

@@ -13,7 +13,15 @@ import tyro
 from experiments.harness import options as common
 from experiments.harness.devices import prepare_torch
 from experiments.harness.figures import grid_lines, new_figure
-from experiments.harness.options import DataOptions, DeviceOptions, RunOptions, at_least, names_once, not_negative, one_of
+from experiments.harness.options import (
+    DataOptions,
+    DeviceOptions,
+    RunOptions,
+    at_least,
+    names_once,
+    not_negative,
+    one_of,
+)
 from experiments.harness.output import counted
 from experiments.harness.run_store import RunStore, data_fingerprint
 from experiments.harness.study import Experiment, Findings, Job, Measure, carry_out
@@ -150,7 +158,9 @@ class MultiTask(Experiment):
             for problem, methods in findings.runs.items():
                 for task in self.images(problem).tasks:
                     measure = Measure(f"{score} {task}", heading, decimals, factor)
-                    rows.append({"data set, task": f"{problem}, {task}"} | {m: measure.cell(r) for m, r in methods.items()})
+                    rows.append(
+                        {"data set, task": f"{problem}, {task}"} | {m: measure.cell(r) for m, r in methods.items()}
+                    )
             parts.append(f"### {heading}\n\n{markdown(rectangular(rows))}")
         measures = (
             Measure("best_epoch", "best epoch", 1),

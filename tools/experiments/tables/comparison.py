@@ -17,8 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from experiments.harness.methods import one_of
-from experiments.harness.options import DataOptions, OutputOptions, each_once, positive
+from experiments.harness.options import DataOptions, OutputOptions, names_once, one_of, positive
 from experiments.harness.run_store import RunStore, fingerprint
 from experiments.harness.tables import markdown, spread
 from experiments.tables.data import CLASSIFICATIONS, GAPS, REGRESSIONS, SPLITS, Table, load
@@ -47,7 +46,7 @@ class TablesOptions(DataOptions, OutputOptions):
     show: bool = False
 
     def __post_init__(self) -> None:
-        each_once(self, "sets", "splits", "methods")
+        names_once(self, "sets", "splits", "methods")
         positive(self, "limit")
 
     def jobs(self) -> Iterator[tuple[str, str, str]]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import learned_samplers as ls
 from experiments.harness.figures import new_figure
-from experiments.harness.options import at_least_one
+from experiments.harness.options import at_least
 from experiments.harness.output import settings_of, write_outputs
 from experiments.harness.tables import markdown
 from learned_samplers.checks.linear import read_linear_step
@@ -58,7 +58,7 @@ class Bias:
     out: Path = Path("runs/bias")
 
     def __post_init__(self) -> None:
-        at_least_one(self, "coordinates")
+        at_least(1, self, "coordinates")
         for name in self.samplers:
             if name not in CURVES:
                 raise ValueError(f"samplers must be of {', '.join(CURVES)}, got {name!r}")

@@ -58,7 +58,7 @@ def draw(path: Path, functions: Mapping[str, Tensor], grid: Tensor, data: tuple[
         axes.plot(x, values.mean(0), label="mean")
         axes.plot(x, x.sin(), color="black", linestyle="--", linewidth=1, label="sin x")
         axes.plot(data[0], data[1], ".", color="grey", markersize=2, alpha=0.6, zorder=0, label="data")
-        axes.set(title=name.replace("(", "\n("), xlabel="x", xlim=(x.min(), x.max()), ylim=(-limit, limit))
+        axes.set(title=name.replace("(", "\n("), xlabel="x", xlim=(float(x[0]), float(x[-1])), ylim=(-limit, limit))
     panels[0].set_ylabel("y")
     handles, labels = panels[0].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside lower center", ncols=len(labels), markerscale=5)

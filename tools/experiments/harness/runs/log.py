@@ -41,6 +41,7 @@ class Log:
         self.validate_every = self.every * (LOGS // VALIDATIONS)
         self.validation_seconds = 0.0
         self.gradients = 0
+        self.start, self.seconds = time.perf_counter(), 0.0  # of this command, and of earlier ones
         self.temperatures: list[dict[str, Any]] = []
         self.acceptance_rate: float | None = None
         self._begin_mean()
@@ -54,6 +55,21 @@ class Log:
         self.loss: Tensor | float = 0.0
         self.right: Tensor | float = 0.0
         self.examples = self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The log in the middle of a run."""
+        tensors = {"loss": torch.as_tensor(self.loss).cpu(), "right": torch.as_tensor(self.right).cpu()}
+        names = ("examples", "count", "gradients", "temperatures", "validation_seconds")
+        seconds = self.seconds + time.perf_counter() - self.start
+        return {**tensors, **{name: getattr(self, name) for name in names}, "seconds": seconds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the state of an earlier command; its gradients are not done again, and leave the bar's total."""
+        if self.bar.total is not None:
+            self.bar.total -= state["gradients"] - self.gradients
+        for name, value in state.items():
+            setattr(self, name, value.to(self.data.train_x.device) if isinstance(value, Tensor) else value)
+        self.start = time.perf_counter()
 
     def add(self, loss: Tensor, outputs: Tensor, labels: Tensor) -> None:
         """Collect one minibatch; nothing is read back from the device."""

@@ -25,9 +25,9 @@ KINDS = ("kinetic", "configurational")
 
 def overall(groups: dict[str, dict[str, Any]], kind: str) -> float | None:
     """Temperature of all weights together: the mean over the parts of the network, by their number of weights."""
-    known = [group for group in groups.values() if group.get(kind) is not None]
-    size = sum(group["size"] for group in known)
-    return sum(group["size"] * group[kind] for group in known) / size if known else None
+    measured = [group for group in groups.values() if group.get(kind) is not None]
+    size = sum(group["size"] for group in measured)
+    return sum(group["size"] * group[kind] for group in measured) / size if measured else None
 
 
 def mean_temperatures(points: Sequence[dict[str, Any]], after: float) -> dict[str, dict[str, float]]:
@@ -43,14 +43,14 @@ def mean_temperatures(points: Sequence[dict[str, Any]], after: float) -> dict[st
         series = {"all": [overall(groups, kind) for groups in chosen]}
         for name in chosen[0] if chosen else ():
             series[name] = [groups[name].get(kind) for groups in chosen]
-        known = {name: [value for value in values if value is not None] for name, values in series.items()}
-        if known["all"]:
-            means[kind] = {name: float(np.mean(values)) for name, values in known.items() if values}
+        measured = {name: [value for value in values if value is not None] for name, values in series.items()}
+        if measured["all"]:
+            means[kind] = {name: float(np.mean(values)) for name, values in measured.items() if values}
     return means
 
 
 def common_start(settings: Settings, data: ImageData, seed: int, *, independent: bool) -> dict[str, Tensor]:
-    """What all samples of a run share before it begins: its initial weights, or, of members that start independently,
+    """The common start of all samples of a run: its initial weights, or, of members that start independently,
     the mean of initial weights."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -59,24 +59,28 @@ def common_start(settings: Settings, data: ImageData, seed: int, *, independent:
     return {name: torch.stack([state[name].detach() for state in states]).mean(0) for name in states[0]}
 
 
-def explored(samples: SampleCollection, data: ImageData, origin: dict[str, Tensor]) -> Exploration:
-    """How the pairs of two samples or more differ, on at most 1,000 validation images and 45 lines."""
-    x, y = data.val_x[:IMAGES], data.val_y[:IMAGES]
-    return diagnostics.exploration(samples, x, y, origin=origin, max_lines=LINES)
+def explored(samples: SampleCollection, data: ImageData, origin: dict[str, Tensor], settings: Settings) -> Exploration:
+    """Differences of the pairs of two samples or more, on at most 1,000 images and so many lines as the settings say;
+    of validation images, or for more lines than between ten samples of test images, as nothing is chosen by them."""
+    test = settings.lines > LINES
+    x, y = (data.test_x, data.test_y) if test else (data.val_x, data.val_y)
+    return diagnostics.exploration(samples, x[:IMAGES], y[:IMAGES], origin=origin, max_lines=settings.lines)
 
 
-def modes(found: Exploration) -> dict[str, Any]:
-    """The numbers of an `Exploration`, for a file: the median of every measure over all pairs, "by_separation" the same
-    at each number of steps between two samples, "pairs" and the cosine of each, and of the "lines" their pairs,
-    positions and losses in nats."""
-    lines = {"pairs": found.lines.pairs, "positions": found.lines.positions, "losses": found.lines.losses}
-    apart = {f"{steps:g}": values for steps, values in found.by_separation().items()}
+def modes(exploration: Exploration) -> dict[str, Any]:
+    """Numbers of an `Exploration`, for a file: the median of every measure over all pairs, "by_separation" the same at
+    each number of steps between two samples, "near_barrier" that of neighbours, "pairs" and the cosine of each, and of
+    the "lines" their pairs, positions and losses in nats."""
+    lines = {name: getattr(exploration.lines, name) for name in ("pairs", "positions", "losses")}
+    apart = {f"{steps:g}": medians for steps, medians in exploration.by_separation().items()}
+    finite = {key: {name: v for name, v in medians.items() if v == v} for key, medians in apart.items()}
     return {
-        **found.summary(),
-        "by_separation": {key: {n: v for n, v in each.items() if v == v} for key, each in apart.items()},
-        "pairs": [list(pair) for pair in found.pairs],
-        "cosines": found.cosine.tolist(),
-        "lines": {name: np.asarray(each).tolist() for name, each in lines.items()},
+        **exploration.summary(),
+        "by_separation": finite,
+        "near_barrier": next((medians["barrier"] for medians in finite.values() if "barrier" in medians), None),
+        "pairs": [list(pair) for pair in exploration.pairs],
+        "cosines": exploration.cosine.tolist(),
+        "lines": {name: np.asarray(values).tolist() for name, values in lines.items()},
     }
 
 

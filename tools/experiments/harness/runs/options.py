@@ -10,16 +10,13 @@ import torch
 import tyro
 
 from experiments.harness.devices import prepare_torch
-from experiments.harness.methods import one_of
-from experiments.harness.options import DataOptions, DeviceOptions, RunOptions, each_once, refuse_changed
+from experiments.harness.options import DataOptions, DeviceOptions, RunOptions, names_once, refuse_changed
 from experiments.harness.runs.methods import METHODS
+from experiments.harness.runs.scoring import HALVES
 from experiments.harness.runs.settings import Settings
 from learned_samplers.base.validation import one_of as check_one_of
 from meta_tasks.datasets import ImageData
 from meta_tasks.datasets.files import read_npy
-
-# (The help text names the methods once, not in the place of a metavariable.)
-MethodName = Annotated[str, one_of(METHODS, metavar="METHOD")]
 
 
 @dataclass(frozen=True)
@@ -35,11 +32,11 @@ class NetworkOptions(DeviceOptions, DataOptions, RunOptions):
     # Predictive probabilities to compare with, HMC's for instance: an .npy file (test images, classes).
     reference: Path | None = None
     # Methods to compare, in any letter case.
-    sampler: tuple[MethodName, ...] = ()
+    sampler: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        each_once(self, "sampler")
+        names_once(self, "sampler")
         if (steps := self.settings.steps) is not None:
             refuse_changed(self.settings, "epochs", why=f"and steps={steps} exclude each other")
         learned = {name.lower(): name for name, method in METHODS.items() if method.network is not None}
@@ -47,21 +44,18 @@ class NetworkOptions(DeviceOptions, DataOptions, RunOptions):
             check_one_of("networks", name, learned)
 
     def folder(self) -> Path:
-        """Where the results go."""
+        """Folder of the results."""
         dataset = Path(self.settings.dataset.removeprefix("npz:")).stem
         model = self.settings.model.rpartition(":")[2]
         return self.out or Path("runs") / f"{dataset}_{model}"
 
-    def prepared(self) -> str:
-        """The device, once torch is set up for it."""
-        return prepare_torch(self.device, self.threads)
-
-    def load_on_device(self, ood: tuple[str, ...]) -> tuple[ImageData, dict[str, ImageData]]:
-        """The data and the out-of-distribution images of these names on their device."""
-        device = self.prepared()
+    def load_on_device(self) -> tuple[ImageData, dict[str, ImageData]]:
+        """The data and the out-of-distribution images on their device, for which torch is set up."""
+        device = prepare_torch(self.device, self.threads)
         data = self.settings.load_data(self.data)
-        others = self.settings.load_ood(self.data, data, ood)
-        return data.to(device), {name: each.to(device) for name, each in others.items()}
+        return data.to(device), {
+            name: images.to(device) for name, images in self.settings.load_ood(self.data, data).items()
+        }
 
     def load_reference(self, data: ImageData) -> torch.Tensor | None:
         """The probabilities of --reference, in double precision; None without it.
@@ -72,19 +66,20 @@ class NetworkOptions(DeviceOptions, DataOptions, RunOptions):
         if self.reference is None:
             return None
         try:
-            found = torch.from_numpy(read_npy(self.reference)).double()
+            probabilities = torch.from_numpy(read_npy(self.reference)).double()
         except (ValueError, TypeError) as error:
             raise ValueError(f"reference {self.reference} is no .npy file of numbers: {error}") from error
         wanted = (len(data.test_y), data.num_classes)
-        if tuple(found.shape) != wanted:
-            raise ValueError(f"reference {self.reference} must have the shape {wanted}, got {tuple(found.shape)}")
+        if (shape := tuple(probabilities.shape)) != wanted:
+            raise ValueError(f"reference {self.reference} must have the shape {wanted}, got {shape}")
         # Half precision is how large predictions are handed round.
-        if not found.isfinite().all() or found.min() < 0 or (found.sum(1) - 1).abs().max() > 0.01:
+        sums = probabilities.sum(1, keepdim=True)
+        if not probabilities.isfinite().all() or probabilities.min() < 0 or (sums - 1).abs().max() > 0.01:
             raise ValueError(f"reference {self.reference} must hold probabilities that sum to 1 for each image")
-        return found / found.sum(1, keepdim=True)
+        return (probabilities / sums)[HALVES[self.settings.half]]
 
     def describe(self, data: ImageData) -> str:
-        """What is run, for the terminal."""
+        """Data, network and posterior, for the terminal."""
         settings = self.settings
         return (
             f"{settings.dataset}: {data.num_data} training, {len(data.val_y)} validation, {len(data.test_y)} test "

@@ -1,15 +1,14 @@
-"""What a run is of: data, network, budget and posterior."""
+"""Settings of a run: data, network, budget and posterior."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 
-from experiments.harness.options import at_least_one, each_once, share_below_one
+from experiments.harness.options import at_least, names_once, share_below_one
 from experiments.harness.runs.own_models import is_own
 from learned_samplers.base.validation import non_negative, one_of
 from meta_tasks import datasets
@@ -87,6 +86,11 @@ class Settings:
     ensemble_size: int = 5
     # Leapfrog steps of one HMC trajectory, which costs one gradient over all data more than that.
     leapfrog_steps: int = 10
+    # Lines between pairs of samples along which losses are measured: all of ten samples' on validation images, or more
+    # on test images.
+    lines: int = 45
+    # Half of the test images that is scored: all, even or odd.
+    half: Literal["all", "even", "odd"] = "all"
     # Weights of learned samplers, METHOD=NAME of shipped ones or METHOD=FILE.safetensors; by default each one's own.
     networks: tuple[str, ...] = ()
 
@@ -95,14 +99,24 @@ class Settings:
             datasets.check_name(self.dataset, "dataset")
         if not is_own(self.model):
             one_of("model (or file.py:factory, package.module:factory)", self.model, MODELS)
-        elif own := self.network_options():
-            raise ValueError(f"{', '.join(own)} cannot be given with model={self.model!r}, which builds itself")
+        elif options := self.network_options():
+            raise ValueError(f"{', '.join(options)} cannot be given with model={self.model!r}, which builds itself")
         for name in self.ood:
             datasets.check_name(name, "ood")
         if self.ood:
-            each_once(self, "ood")
-        counts = ("length", "epochs", "steps", "batch_size", "num_samples", "cycles", "ensemble_size", "leapfrog_steps")
-        at_least_one(self, *counts)
+            names_once(self, "ood")
+        counts = (
+            "length",
+            "epochs",
+            "steps",
+            "batch_size",
+            "num_samples",
+            "cycles",
+            "ensemble_size",
+            "leapfrog_steps",
+            "lines",
+        )
+        at_least(1, self, *counts)
         if not 0 <= self.burn_in_cycles < self.cycles:
             raise ValueError(f"burn_in_cycles must lie in [0, cycles={self.cycles}), got {self.burn_in_cycles}")
         share_below_one(self, "burn_in", "exploration_ratio")
@@ -123,7 +137,7 @@ class Settings:
 
     @property
     def is_text(self) -> bool:
-        """Whether the data set's inputs are sequences of words."""
+        """True if the data set's inputs are sequences of words."""
         return self.dataset in datasets.text_names()
 
     def network_options(self) -> dict[str, object]:
@@ -146,18 +160,13 @@ class Settings:
         """HMC trajectories in the budget: each costs a gradient for every leapfrog step and one at its start."""
         return self.budget(num_data) // self.steps_per_epoch(num_data) // (self.leapfrog_steps + 1)
 
-    def load_ood(
-        self, root: str | None, data: datasets.ImageData, names: Sequence[str]
-    ) -> dict[str, datasets.ImageData]:
-        """The out-of-distribution images of these names, in the shape of the data's."""
-        if not names:
+    def load_ood(self, root: str | None, data: datasets.ImageData) -> dict[str, datasets.ImageData]:
+        """The out-of-distribution images, in the shape of the data's."""
+        if not self.ood:
             return {}
         channels, height, width = data.input_shape
-        square = height if height == width else None
-        return {
-            name: datasets.match(datasets.load(name, root, size=square, grayscale=channels == 1), data)
-            for name in names
-        }
+        options: Any = {"size": height if height == width else None, "grayscale": channels == 1}
+        return {name: datasets.match(datasets.load(name, root, **options), data) for name in self.ood}
 
     def load_data(self, root: str | None) -> datasets.ImageData:
         """The data alone."""
@@ -168,17 +177,17 @@ class Settings:
         if self.is_text:
             if image_options:
                 raise ValueError(f"{', '.join(image_options)} cannot be given for {self.dataset}, which holds texts")
-            own: Any = {"length": self.length, "vocabulary": self.vocabulary, "limit": self.limit}
-            return datasets.load_text(self.dataset, root, validation=validation, **own)
-        if given := [name for name in ("length", "vocabulary") if getattr(self, name) is not None]:
-            raise ValueError(f"{', '.join(given)} cannot be given for {self.dataset}, which holds no texts")
+            words: Any = {"length": self.length, "vocabulary": self.vocabulary, "limit": self.limit}
+            return datasets.load_text(self.dataset, root, validation=validation, **words)
+        if text_options := [name for name in ("length", "vocabulary") if getattr(self, name) is not None]:
+            raise ValueError(f"{', '.join(text_options)} cannot be given for {self.dataset}, which holds no texts")
         path = Path(self.dataset.removeprefix("npz:")).expanduser()
         if self.dataset.startswith("npz:") and (arrays := arrays_in(path)) is not None:
-            if given := image_options + ["limit"] * (self.limit is not None):
-                raise ValueError(f"{', '.join(given)} cannot be given for {path}, whose arrays are taken as they are")
-            found = datasets.array_data(arrays, str(path), validation=validation)
-            if not found.num_classes:
+            if refused := image_options + ["limit"] * (self.limit is not None):
+                raise ValueError(f"{', '.join(refused)} cannot be given for {path}, whose arrays are taken as they are")
+            table = datasets.array_data(arrays, str(path), validation=validation)
+            if not table.num_classes:
                 raise ValueError(f"dataset={self.dataset!r} is a regression, y_train must hold the numbers of classes")
-            return found
+            return table
         data = datasets.load(self.dataset, root, size=self.size, limit=self.limit, validation=validation)
         return data if self.labels is None else datasets.keep_labels(data, self.labels)
