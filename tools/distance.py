@@ -26,15 +26,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options = tyro.cli(DistanceOptions, args=arguments, description=__doc__)
         options = replace(options, out=options.out or Path("runs/distance"))
         torch.set_num_threads(options.threads)
-    out, found, text = Path(str(options.out)), dict[str, Any](), ""
+    out, findings, text = Path(str(options.out)), dict[str, Any](), ""
     with explained(out):
         for name in options.parts:
             for part in Experiment(options, name).all():
-                found[name] = part
-                text = table(found)
-                content = {"settings": settings_of(options), "parts": found}
+                findings[name] = part
+                text = table(findings)
+                content = {"settings": settings_of(options), "parts": findings}
                 write_outputs(out, command_line("distance", arguments), text, content)
-                figure(found, out / "distance.png")
+                figure(findings, out / "distance.png")
     print(f"{text}\n\nwritten to {out}")
 
 

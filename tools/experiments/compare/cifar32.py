@@ -1,7 +1,7 @@
 """CIFAR-10 at 32×32 at equal epochs. Protocol:
 
 ResNet-20-FRN of width 16, 40,960 training images without augmentation, batch 80, prior N(0, 1/5) in every optimizer,
-samplers at T = 0.1. Three rates a method, by the NLL of the averaged prediction of the 9,040 validation images after
+samplers at T = 0.1, pixels standardised. Three rates a method, by the NLL of the averaged prediction of the 9,040 validation images after
 five epochs; a row that derives from another one takes its rate. Fifty epochs in all for every row: an ensemble's
 members, chains and cycles share them. Ten samples (or snapshots) of the last fifth are averaged, two a chain or cycle.
 Scores are of the test images with an even index; the odd ones are closed until every row has its second seed, and are
@@ -23,6 +23,7 @@ PER_EPOCH = 512  # minibatches
 SETTINGS = Settings(
     dataset="cifar10",
     model="resnet20_frn",
+    standardise=True,
     ood=("cifar100", "photos"),
     batch_size=80,
     temperature=0.1,

@@ -58,10 +58,10 @@ class DistanceOptions(DataOptions, RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(1, self, "trajectories")
-        for name, known in (("parts", PARTS), ("rows", ROWS)):
+        for name, names in (("parts", PARTS), ("rows", ROWS)):
             names_once(self, name)
-            if unknown := [each for each in getattr(self, name) if each not in known]:
-                raise ValueError(f"{name} must be of {'; '.join(known)}, got {', '.join(unknown)}")
+            if unknown := [chosen for chosen in getattr(self, name) if chosen not in names]:
+                raise ValueError(f"{name} must be of {'; '.join(names)}, got {', '.join(unknown)}")
         if self.budgets is not None and (not self.budgets or min(self.budgets) < 4 * EVERY):
             raise ValueError(f"budgets must be {4 * EVERY} or more each, got {self.budgets}")
 
@@ -75,7 +75,7 @@ class Setting(Choice):
 
 @dataclass(frozen=True)
 class Reached:
-    """What a row reaches at a budget: its best setting, distance and NLL of each seed, and all rates, best first."""
+    """Best setting of a row at a budget, its distance and NLL of each seed, and all rates, best first."""
 
     setting: Setting
     distances: list[float]
@@ -96,19 +96,17 @@ class Experiment:
         data = fingerprint([*self.problem.train, *self.problem.test])
         self.store = RunStore(options.out / name, data, fresh=options.fresh)
 
-    # ---------------------------------------------------------------- HMC
-
     def chain(self, number: int) -> tuple[Tensor, Tensor]:
         """The predictions of one chain of HMC, (T, K): of all its states, and of 100 evenly spaced ones."""
         lr, leapfrog, trajectories = self.hmc
         problem, name = self.problem, f"HMC_chain{number}"
-        what = made_of(self.part) | {"hmc": list(self.hmc), "chain": number, "states": STATES}
+        settings = made_of(self.part) | {"hmc": list(self.hmc), "chain": number, "states": STATES}
 
         def make() -> dict[str, Any]:
             torch.manual_seed(1000 + number)
             model, warmup = problem.network(), trajectories // 5
-            own: Any = {"leapfrog_steps": leapfrog, "adapt_steps": warmup, **problem.posterior}
-            sampler = HMC(model.parameters(), lr, problem.num_data, **own)
+            trajectory: Any = {"leapfrog_steps": leapfrog, "adapt_steps": warmup, **problem.posterior}
+            sampler = HMC(model.parameters(), lr, problem.num_data, **trajectory)
             chosen = {warmup + round((k + 1) * (trajectories - warmup) / STATES) for k in range(STATES)} - {warmup}
             every, few = torch.zeros(()).double(), torch.zeros(()).double()
 
@@ -122,31 +120,29 @@ class Experiment:
             for step in progress(range(1, trajectories + 1), desc=f"{self.name}, HMC, chain {number}", leave=False):
                 sampler.step(closure)
                 if step > warmup:
-                    found = problem.predict(model)
-                    every = every + found
-                    few = few + found * (step in chosen)
+                    prediction = problem.predict(model)
+                    every = every + prediction
+                    few = few + prediction * (step in chosen)
             averages = {"test": every / (trajectories - warmup), "few": few / len(chosen)}
             self.store.write_tensors(name, "predictions", averages)
             return {"acceptance_rate": sampler.acceptance_rate, "seconds": time.perf_counter() - start}
 
-        self.store.run(name, what, make)
-        known = self.store.read_tensors(name, "predictions")
-        return known["test"], known["few"]
+        self.store.run(name, settings, make)
+        averages = self.store.read_tensors(name, "predictions")
+        return averages["test"], averages["few"]
 
     def truth(self) -> tuple[Tensor, dict[str, list[float]]]:
         """HMC's predictions; of each chain the distances of 100 states, "distances", and of all, "all_states", from the
         average of the others, and its "nll"."""
         chains = [self.chain(number) for number in range(CHAINS)]
         total = torch.stack([every for every, _ in chains]).sum(0)
-        own: dict[str, list[float]] = {"distances": [], "all_states": [], "nll": []}
+        numbers: dict[str, list[float]] = {"distances": [], "all_states": [], "nll": []}
         for every, few in chains:
             others = (total - every) / (CHAINS - 1)
-            own["distances"].append(metrics.total_variation(few, others))
-            own["all_states"].append(metrics.total_variation(every, others))
-            own["nll"].append(metrics.nll(every, self.problem.test[1]))
-        return total / CHAINS, own
-
-    # ---------------------------------------------------------------- the others
+            numbers["distances"].append(metrics.total_variation(few, others))
+            numbers["all_states"].append(metrics.total_variation(every, others))
+            numbers["nll"].append(metrics.nll(every, self.problem.test[1]))
+        return total / CHAINS, numbers
 
     def run(self, row: str, lr: float, warmup: float, seed: int, steps: int) -> dict[str, Tensor] | None:
         """Sums of predictions over a run's states up to each of its marks, by the mark; None if it diverged.
@@ -159,16 +155,16 @@ class Experiment:
         marks = sorted({*budgets, *(_first(b, share) for b in budgets for share in (*SHARES, warmup))})
         settings = replace(self.part.settings, burn_in=warmup)
         name = f"{ROWS[row]}_lr{lr:g}_w{warmup:g}_steps{steps}_seed{seed}"
-        what = made_of(self.part) | {"lr": lr, "warmup": warmup, "seed": seed, "marks": marks, "every": EVERY}
+        run = {"lr": lr, "warmup": warmup, "seed": seed, "marks": marks, "every": EVERY}
 
         def make() -> dict[str, Any]:
             torch.manual_seed(seed)
             model = problem.network()
             plan = method.plan(settings, lr, problem.num_data, steps)
             sampler = method.build([{"params": list(model.parameters())}], plan)
-            own = torch.Generator().manual_seed(2**32 + seed)
+            order = torch.Generator().manual_seed(2**32 + seed)
             x, y = problem.train
-            rows = batches(problem.num_data, settings.batch_size, x.device, own)
+            rows = batches(problem.num_data, settings.batch_size, x.device, order)
             total = torch.zeros(len(problem.test[1]), problem.predict(model).shape[1], dtype=torch.float64)
             sums, start = {}, time.perf_counter()
             for step, index in zip(progress(range(1, steps + 1), desc=f"{self.name}, {name}", leave=False), rows):
@@ -187,8 +183,8 @@ class Experiment:
             self.store.write_tensors(name, "predictions", sums)
             return {"diverged": None, "seconds": time.perf_counter() - start}
 
-        found = self.store.run(name, what, make)
-        return None if found["diverged"] else self.store.read_tensors(name, "predictions")
+        ended = self.store.run(name, made_of(self.part) | run, make)
+        return None if ended["diverged"] else self.store.read_tensors(name, "predictions")
 
     def predictions(self, row: str, setting: Setting, seed: int, budget: int) -> Tensor | None:
         """The average over the states after burn-in, of the first ``budget`` gradients."""
@@ -199,17 +195,17 @@ class Experiment:
         first = _first(budget, setting.burn_in)
         return (sums[str(budget)] - sums[str(first)]) / (budget // EVERY - first // EVERY)
 
-    def reached(self, row: str, budget: int, truth: Tensor, known: tuple[float, ...] = ()) -> Reached | None:
-        """The best setting of a row at a budget, of the ``known`` rates if there are any; None if all diverged."""
+    def reached(self, row: str, budget: int, truth: Tensor, best_rates: tuple[float, ...] = ()) -> Reached | None:
+        """The best setting of a row at a budget, of the ``best_rates`` if there are any; None if all diverged."""
 
-        def distance(found: Tensor | None) -> float | None:
-            return None if found is None else metrics.total_variation(found, truth)
+        def distance(prediction: Tensor | None) -> float | None:
+            return None if prediction is None else metrics.total_variation(prediction, truth)
 
-        rates = known or self.part.rates[row not in LONG]
+        rates = best_rates or self.part.rates[row not in LONG]
         if row == "L2E":
             rates = (METHODS["L2E"].rate(self.part.settings),)
         num_data = self.problem.num_data
-        lr = METHODS[ROWS[AS_IT_COMES]].rate_at(replace(self.part.settings, steps=budget), num_data)
+        lr = METHODS[ROWS[AS_IT_COMES]].rate(replace(self.part.settings, steps=budget), num_data)
         choices = [Setting(lr, warmup_of(budget, num_data) / budget)]
         if row != AS_IT_COMES:
             choices = [Setting(lr, share) for lr, share in itertools.product(rates, SHARES)]
@@ -218,7 +214,7 @@ class Experiment:
             tuning = tune(
                 *(choices, lambda setting, seed: self.predictions(row, setting, seed, budget), distance),
                 seeds=seeds,
-                extensions=0 if known or len({c.lr for c in choices}) == 1 else 2,
+                extensions=0 if best_rates or len({c.lr for c in choices}) == 1 else 2,
             )
         except RuntimeError:
             return None
@@ -228,25 +224,25 @@ class Experiment:
         return Reached(tuning.chosen, [metrics.total_variation(p, truth) for p in best], nll, ranked)
 
     def all(self) -> Iterator[dict[str, Any]]:
-        """HMC's own distances and what every row reaches, after each row: as JSON takes it."""
-        truth, own = self.truth()
-        target = 1.1 * statistics.fmean(own["distances"])
-        found: dict[str, Any] = {"hmc": own, "target": target, "rows": {}}
+        """Distances of HMC and of every row, after each row: as JSON takes them."""
+        truth, hmc = self.truth()
+        target = 1.1 * statistics.fmean(hmc["distances"])
+        findings: dict[str, Any] = {"hmc": hmc, "target": target, "rows": {}}
         for row in self.options.rows:
             curve: dict[int, Reached] = {}
-            known: tuple[float, ...] = ()
+            best_rates: tuple[float, ...] = ()
             for budget in self.part.budgets:
-                reached = self.reached(row, budget, truth, known)
+                reached = self.reached(row, budget, truth, best_rates)
                 if reached is None:
                     continue
                 curve[budget] = reached
-                known = reached.rates[:KEPT] if row not in LONG and budget >= HALVED else ()
-                found["rows"][row] = {"budgets": {b: _numbers(r) for b, r in curve.items()}}
-                found["rows"][row]["gradients"] = gradients_to(
-                    target, {b: statistics.fmean(r.distances) for b, r in curve.items()}
-                )
-                yield found
-                if found["rows"][row]["gradients"] is not None:
+                best_rates = reached.rates[:KEPT] if row not in LONG and budget >= HALVED else ()
+                means = {b: statistics.fmean(r.distances) for b, r in curve.items()}
+                gradients = gradients_to(target, means)
+                budgets = {b: _numbers(r) for b, r in curve.items()}
+                findings["rows"][row] = {"budgets": budgets, "gradients": gradients}
+                yield findings
+                if gradients is not None:
                     break
 
 

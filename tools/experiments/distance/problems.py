@@ -1,4 +1,4 @@
-"""The posteriors: data, network, loss and what is predicted."""
+"""The posteriors: data, network, loss and prediction."""
 
 from __future__ import annotations
 
@@ -56,14 +56,8 @@ PARTS = {
     ),
     "fashion": Part(
         Settings(
-            dataset="fashion_mnist",
-            size=14,
-            limit=2000,
-            model="cnn",
-            channels=8,
-            depth=2,
-            temperature=1.0,
-            prior_precision=20.0,
+            **dict(dataset="fashion_mnist", size=14, limit=2000, model="cnn", channels=8, depth=2),
+            **dict(temperature=1.0, prior_precision=20.0),
         ),
         hmc=(0.03, 15, 600),
         rates=((0.05, 0.1, 0.2), _ADAPTED),
@@ -106,8 +100,8 @@ def _images(part: Part, root: str | None) -> Problem:
 
 def _regression(part: Part, root: str | None) -> Problem:
     assert part.regression is not None
-    known = uci_data.load(part.regression, root)
-    data = uci_data.standardise(known, known.train_index()[:1], known.test_index[:1])
+    table = uci_data.load(part.regression, root)
+    data = uci_data.standardise(table, table.train_index()[:1], table.test_index[:1])
     inputs = data.train_x.shape[2]
 
     def network() -> nn.Module:
@@ -117,7 +111,7 @@ def _regression(part: Part, root: str | None) -> Problem:
         return (outputs - y).square().mean() / (2 * NOISE**2)
 
     def masses(outputs: Tensor) -> Tensor:
-        """Of the bins; what lies beyond them belongs to the outermost."""
+        """Masses of the bins; the outermost have what lies beyond them."""
         below = torch.special.ndtr((BINS[1:-1] - outputs.double()[:, None]) / NOISE)
         edges = torch.cat([torch.zeros(len(outputs), 1), below, torch.ones(len(outputs), 1)], 1)
         return edges.diff(dim=1)
@@ -134,7 +128,7 @@ def load(name: str, root: str | None) -> Problem:
 
 
 def made_of(part: Part) -> dict[str, Any]:
-    """What a run depends on beside the data, as JSON takes it."""
+    """Settings that a run depends on beside the data, as JSON takes them."""
     settings = part.settings
     network = {"model": settings.model, **settings.network_options()} if part.regression is None else part.regression
     return {

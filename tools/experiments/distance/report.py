@@ -11,20 +11,20 @@ from experiments.harness.figures import band, grid_lines, logarithmic_labels, ne
 from experiments.harness.tables import markdown, rectangular, spread, with_error
 from learned_samplers import plots
 
-Found = Mapping[str, Mapping[str, Any]]  # part → what `Experiment.all` gives
+Findings = Mapping[str, Mapping[str, Any]]  # part → numbers of `Experiment.all`
 RIVALS = ("SGHMC", "BAOA")
 
 
-def table(found: Found) -> str:
+def table(findings: Findings) -> str:
     """A table a part: distance at each budget with the best rate, gradients to the target, and test NLL at the last."""
-    return "\n\n".join(f"### {name}\n\n{_one(part)}" for name, part in found.items())
+    return "\n\n".join(f"### {name}\n\n{_one(part)}" for name, part in findings.items())
 
 
 def _one(part: Mapping[str, Any]) -> str:
-    own = part["hmc"]
-    rows = [{"method": "HMC, a chain", "test NLL": spread(own["nll"], 3), "gradients": "–"}]
+    hmc = part["hmc"]
+    rows = [{"method": "HMC, a chain", "test NLL": spread(hmc["nll"], 3), "gradients": "–"}]
     rivals = [part["rows"][name]["gradients"] for name in RIVALS if name in part["rows"]]
-    best = min((each for each in rivals if each is not None), default=None)
+    best = min((gradients for gradients in rivals if gradients is not None), default=None)
     for name, row in part["rows"].items():
         cells = {"method": name}
         for budget, numbers in row["budgets"].items():
@@ -36,16 +36,15 @@ def _one(part: Mapping[str, Any]) -> str:
         rows.append(cells)
     budgets = sorted({int(b) for row in part["rows"].values() for b in row["budgets"]})
     order = ["method", *(f"{budget:,}" for budget in budgets), "gradients", "test NLL"]
-    every = rectangular(rows)
-    text = markdown([{heading: row[heading] for heading in order if heading in row} for row in every])
-    few, whole = spread(own["distances"], 4), spread(own["all_states"], 4)
-    said = f"100 states of a chain of HMC are {few} from the other chains (all its states {whole})"
-    return f"{said}; the target is {part['target']:.4f}.\n\n{text}"
+    text = markdown([{h: row[h] for h in order if h in row} for row in rectangular(rows)])
+    few, every_state = spread(hmc["distances"], 4), spread(hmc["all_states"], 4)
+    sentence = f"100 states of a chain of HMC are {few} from the other chains (all its states {every_state})"
+    return f"{sentence}; the target is {part['target']:.4f}.\n\n{text}"
 
 
-def figure(found: Found, path: Path) -> None:
+def figure(findings: Findings, path: Path) -> None:
     """Distance from HMC against gradients, a panel a part; the target is the dotted line."""
-    shown = {name: part for name, part in found.items() if any(len(r["budgets"]) > 1 for r in part["rows"].values())}
+    shown = {name: part for name, part in findings.items() if any(len(r["budgets"]) > 1 for r in part["rows"].values())}
     if not shown:
         return
     fig = new_figure(1.0 + 4.4 * len(shown), 4.2)
@@ -60,7 +59,7 @@ def figure(found: Found, path: Path) -> None:
         logarithmic_labels(ax)
         ax.set(xscale="log", xlabel="gradients", title=title)
         ticks = sorted({int(budget) for row in part["rows"].values() for budget in row["budgets"]})
-        ax.set_xticks(ticks, [f"{each:,}" for each in ticks])
+        ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         for name, row in part["rows"].items():
             budgets = [int(budget) for budget in row["budgets"]]
             values = [numbers["distances"] for numbers in row["budgets"].values()]

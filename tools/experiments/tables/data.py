@@ -1,4 +1,4 @@
-"""The tables: where they lie, and which rows are for training and testing."""
+"""The tables: their files, and the rows for training and testing."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def load(name: str, root: str | os.PathLike[str] | None, bde_python: str) -> Tab
         file, features, target = SHIPPED[name]
         rows = np.genfromtxt(bde_folder(bde_python) / "data" / file, delimiter=",", skip_header=1)
         return Table(name, rows[:, features], rows[:, target])
-    found = uci_data.load(name, root)
-    return Table(name, found.x.numpy(), found.y.numpy(), found.test_index.numpy())
+    data = uci_data.load(name, root)
+    return Table(name, data.x.numpy(), data.y.numpy(), data.test_index.numpy())
 
 
 def _bundled(name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -89,7 +89,7 @@ def _bundled(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bde_folder(python: str) -> Path:
-    """Where that Python has bde.
+    """Folder in which that Python has bde.
 
     Raises:
         FileNotFoundError: nowhere.
@@ -97,9 +97,9 @@ def bde_folder(python: str) -> Path:
     code = (
         "from importlib.util import find_spec as f; s = f('bde'); print(s.submodule_search_locations[0] if s else '')"
     )
-    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    if not found:
+    folder = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    if not folder:
         raise FileNotFoundError(
             f"{python} has no package bde; install sklearn-contrib-bde, or name another --bde-python"
         )
-    return Path(found)
+    return Path(folder)

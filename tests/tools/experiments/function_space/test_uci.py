@@ -7,7 +7,17 @@ import math
 import numpy as np
 import pytest
 import torch
-from experiments.function_space.uci import RATES, UCI, Fit, Protocol, Regressions, difference, fit, prior_by_group, scores
+from experiments.function_space.uci import (
+    RATES,
+    UCI,
+    Fit,
+    Protocol,
+    Regressions,
+    difference,
+    fit,
+    prior_by_group,
+    scores,
+)
 from experiments.harness.study import Study
 from experiments.harness.uci_data import RegressionData, load, standardise, validation_folds
 from torch.distributions import Categorical, MixtureSameFamily, Normal

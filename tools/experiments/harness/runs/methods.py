@@ -140,9 +140,13 @@ class RunMethod:
         """
         if not self.as_it_comes:
             return settings
-        if (steps := settings.budget(num_data)) < LEAST_BUDGET:
-            raise ValueError(f"{self.name} needs a budget of at least {LEAST_BUDGET} gradients, got {steps}")
+        if (steps := self._chain_steps(settings, num_data)) < LEAST_BUDGET:
+            raise ValueError(f"{self.name} needs a chain of at least {LEAST_BUDGET} gradients, got {steps}")
         return replace(settings, burn_in=warmup_of(steps, num_data) / steps)
+
+    def _chain_steps(self, settings: Settings, num_data: int) -> int:
+        """Steps of the run, or of each of its chains."""
+        return settings.budget(num_data) // (settings.ensemble_size if self.averaging == "chains" else 1)
 
     def weights_name(self, settings: Settings) -> str | None:
         """Name of a learned sampler's weights, None of other methods."""
@@ -165,7 +169,7 @@ class RunMethod:
         """Learning rate in the middle of those that are tried: that of the card, or of a method as it comes that of its
         budget with ``num_data``."""
         if self.as_it_comes and num_data is not None:
-            return rate_of(settings.budget(num_data), num_data, settings.temperature)
+            return rate_of(self._chain_steps(settings, num_data), num_data, settings.temperature)
         card = self.card(settings)
         return self.lr if card is None or self.own_rate else card["defaults"].get("lr", self.lr)
 
@@ -281,7 +285,9 @@ _ROWS: dict[str, RunMethod] = {
         sampler("AdaptedSGHMC", **_BUDGET, **_WARM_L2E), 0.003, as_it_comes=True, **_L2E_WARMS
     ),
     # Chains as they come, one after the other, each with its warm-up, in the place of one.
-    "AdaptedL2EChains": RunMethod(sampler("AdaptedSGHMC", **_BUDGET, **_WARM_L2E), 0.003, "chains", **_L2E_WARMS),
+    "AdaptedL2EChains": RunMethod(
+        sampler("AdaptedSGHMC", **_BUDGET, **_WARM_L2E), 0.003, "chains", as_it_comes=True, **_L2E_WARMS
+    ),
     "L2EPaper": RunMethod(
         sampler("L2E", form=lambda plan: "paper", **_NETWORK), 0.02, tunes=_CHAIN, network="l2e-paper"
     ),

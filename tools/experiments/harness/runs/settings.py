@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import torch
 import tyro
 
 from experiments.harness.options import at_least, names_once, share_below_one
@@ -15,6 +17,7 @@ from meta_tasks import datasets
 from meta_tasks.datasets.arrays import arrays_in
 from meta_tasks.networks import text_networks
 
+SPLITS = ("train", "val", "test")
 MODELS = ("mlp", "cnn", "lenet", "gong_cnn", "resnet20_frn", "resnet", *text_networks())
 
 
@@ -42,6 +45,8 @@ class Settings:
     limit: int | None = None
     # Labels to keep, renumbered in this order. (Of presets and Python alone.)
     labels: tyro.conf.Suppress[tuple[int, ...] | None] = None
+    # Subtract the training images' mean of each channel, and divide by its standard deviation.
+    standardise: bool = False
     # Crop and mirror the images of every minibatch at random; the loss is then not that of N examples.
     augment: bool = False
     # mlp, cnn, lenet, gong_cnn, resnet20_frn, resnet; cnn_lstm, transformer; or file.py:factory, module:factory.
@@ -166,7 +171,16 @@ class Settings:
             return {}
         channels, height, width = data.input_shape
         options: Any = {"size": height if height == width else None, "grayscale": channels == 1}
-        return {name: datasets.match(datasets.load(name, root, **options), data) for name in self.ood}
+        images = {name: _sheet(name, root) or datasets.load(name, root, **options) for name in self.ood}
+        training = replace(self, standardise=False).load_data(root) if self.standardise else data
+        return {name: self._standardised(datasets.match(x, data), training) for name, x in images.items()}
+
+    def _standardised(self, images: datasets.ImageData, training: datasets.ImageData) -> datasets.ImageData:
+        if not self.standardise:
+            return images
+        mean, deviation = (f(training.train_x, (0, 2, 3), keepdim=True) for f in (torch.mean, torch.std))
+        splits: Any = {f"{split}_x": (getattr(images, f"{split}_x") - mean) / deviation for split in SPLITS}
+        return replace(images, **splits)
 
     def load_data(self, root: str | None) -> datasets.ImageData:
         """The data alone."""
@@ -190,4 +204,19 @@ class Settings:
                 raise ValueError(f"dataset={self.dataset!r} is a regression, y_train must hold the numbers of classes")
             return table
         data = datasets.load(self.dataset, root, size=self.size, limit=self.limit, validation=validation)
-        return data if self.labels is None else datasets.keep_labels(data, self.labels)
+        data = data if self.labels is None else datasets.keep_labels(data, self.labels)
+        return self._standardised(data, data)
+
+
+def _sheet(name: str, root: str | None) -> datasets.ImageData | None:
+    """Images of 32×32 pixels out of distribution, cut from the sheet ``<root>/<name>.webp`` if there is one."""
+    path = datasets.data_root(root) / f"{name}.webp"
+    if not path.is_file():
+        return None
+    from PIL import Image
+
+    Image.MAX_IMAGE_PIXELS = None
+    pixels = torch.from_numpy(np.array(Image.open(path).convert("RGB")))
+    tiles = pixels.unfold(0, 32, 32).unfold(1, 32, 32).flatten(0, 1) / 255
+    none, labels = tiles[:0], torch.zeros(len(tiles), dtype=torch.int64)
+    return datasets.ImageData(name, 1, none, labels[:0], none, labels[:0], tiles, labels)

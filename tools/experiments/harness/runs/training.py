@@ -175,7 +175,7 @@ def _chains(run: Training) -> SampleCollection:
     for member, steps in run.members():
         model, sampler = run.begin(steps)
         count = settings.num_samples // settings.ensemble_size
-        burn_in = max(warmup_of(steps, run.data.num_data), int(settings.burn_in * steps))
+        burn_in = warmup_of(steps, run.data.num_data)
         thinning = (steps - burn_in) // count
         with PosteriorSamples(model, sampler, steps - thinning * count, thinning) as samples:
             run.loop(model, sampler, steps, None, member, samples=samples)

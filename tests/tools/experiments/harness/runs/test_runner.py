@@ -10,7 +10,7 @@ import torch
 from experiments.harness.runs import training
 from experiments.harness.runs.log import Diverged, Log
 from experiments.harness.runs.methods import METHODS
-from experiments.harness.runs.minibatches import minibatches
+from experiments.harness.runs.minibatches import Minibatches
 from experiments.harness.runs.runner import Runs, predictions, store_for
 from experiments.harness.runs.settings import Settings
 from experiments.harness.runs.training import Training, collection
@@ -41,10 +41,20 @@ class Tiny:
 @pytest.fixture(scope="module")
 def tiny(learned_weights):
     networks = tuple(f"{method}={file}" for method, file in learned_weights.items())
-    own = dict(epochs=12, limit=320, channels=2, depth=1, num_samples=4, cycles=2, leapfrog_steps=1, ensemble_size=3)
+    own = dict(
+        epochs=12,
+        limit=320,
+        channels=2,
+        depth=1,
+        num_samples=4,
+        cycles=2,
+        leapfrog_steps=1,
+        ensemble_size=3,
+        ood=("photos",),
+    )
     settings = Settings(**own, networks=networks)
     data = settings.load_data(None)
-    return Tiny(settings, data, settings.load_ood(None, data, ("photos",)))
+    return Tiny(settings, data, settings.load_ood(None, data))
 
 
 # Of the rows that differ in the optimizer alone one; SOAP's package need not be there.
@@ -59,7 +69,7 @@ def test_every_method_spends_the_same_budget_and_leaves_its_files(tmp_path, tiny
     result = tiny.at(tmp_path).run(settings, method, METHODS[method].lr, 3)
     assert result.diverged is None
     assert result.gradient_evaluations == 60
-    wanted = {"none": 1, "moving": 1, "ensemble": 3}.get(METHODS[method].averaging, 4)
+    wanted = {"none": 1, "moving": 1, "ensemble": 3, "chains": 3}.get(METHODS[method].averaging, 4)
     assert result.num_samples == len(result.curves["accuracy"]) == len(result.curves["nll"]) == wanted
     assert (result.acceptance_rate is None) == (method != "HMC")
     saved = predictions(result, tmp_path)
@@ -204,7 +214,7 @@ def trained(name, settings, data, folder, seen):
 
     with SummaryWriter(str(folder)) as writer:
         log = Log(writer, tqdm(disable=True), data, settings.steps)
-        order = minibatches(data, settings, seed=0)
+        order = Minibatches(data, settings, seed=0)
         method = replace(METHODS[name], build=build)
         return Training(method, settings, 0.01, data, settings.steps, order, log).samples(), log
 
@@ -247,7 +257,7 @@ def test_squared_steps_are_those_of_the_optimizer(tmp_path):
         return optimizer
 
     with SummaryWriter(str(tmp_path)) as writer:
-        log, order = Log(writer, tqdm(disable=True), data, 200), minibatches(data, settings, 0)
+        log, order = Log(writer, tqdm(disable=True), data, 200), Minibatches(data, settings, 0)
         Training(replace(METHODS["SGD"], build=build), settings, 0.5, data, 200, order, log).samples()
     curve = EventAccumulator(str(tmp_path)).Reload().Scalars("chain/squared_step")
     assert [point.step for point in curve] == list(range(2, 201, 2))
