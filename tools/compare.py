@@ -14,7 +14,7 @@ Runs are kept, and the states of unfinished ones (--state): a command that was i
 each method the tables are written, so that a command that is stopped leaves them.
 
 Under --out: table.md, results.json, the figures of each budget, and steps_<budget>/ with every run, its samples and its
-TensorBoard curves.
+predictions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from experiments.compare.comparison import Comparison, planned_gradients
 from experiments.compare.figures import draw_all
 from experiments.compare.options import parse_compare
 from experiments.compare.report import BudgetReport, write_results
-from experiments.harness.output import command_line, counted, explained, tensorboard_hint
+from experiments.harness.output import command_line, counted, explained
 from experiments.harness.runs.checkpoint import TimeIsUp
 from experiments.harness.runs.methods import METHODS
 from experiments.harness.runs.training import gradient_seconds
@@ -59,7 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except TimeIsUp:
             bar.write(f"{options.minutes:g} minutes are over; the same command goes on from {out}")
     print(f"\n{text}\n\nin {out}: table.md, results.json, the figures, and every run under steps_<budget>/")
-    print(tensorboard_hint(out))
 
 
 if __name__ == "__main__":

@@ -31,11 +31,7 @@ SCALES = {"mushroom": (10.0, 1.0), "wheel": (50.0, 5.0)}
 
 @dataclass(frozen=True)
 class BanditOptions(DataOptions, RunOptions):
-    """Thompson sampling on contextual bandits, with posteriors by f-SVGD, bootstrap and SGHMC.
-
-    Raises:
-        ValueError: an argument out of range, by name and value.
-    """
+    """Thompson sampling on contextual bandits, with posteriors by f-SVGD, bootstrap and SGHMC."""
 
     # Problems to play.
     problem: tuple[Annotated[str, one_of(("mushroom", *WHEELS))], ...] = ("mushroom", *WHEELS)
@@ -54,13 +50,7 @@ class BanditOptions(DataOptions, RunOptions):
 def play(
     bandit: Bandit, make: Callable[..., Posterior], budget: Budget, scale: float, noise: float, seed: int
 ) -> Tensor:
-    """Arms that Thompson sampling chooses, (n,).
-
-    Args:
-        make: the posterior, one of `METHODS`.
-        scale, noise: see `SCALES`.
-        seed: of the networks, the minibatches and the choices.
-    """
+    """Arms that Thompson sampling chooses, (n,)."""
     rounds, arms = bandit.expected.shape
     generator = torch.Generator().manual_seed(seed)
     posterior = make(bandit.contexts, arms, noise / scale, budget, generator)

@@ -25,11 +25,7 @@ MOMENTUM_DECAY = 0.1  # of SGHMC
 
 @dataclass(frozen=True)
 class Budget:
-    """Rounds, network and training, the same for every method.
-
-    Raises:
-        ValueError: a number out of range, by name.
-    """
+    """Rounds, network and training, the same for every method."""
 
     # Rounds of each bandit.
     contexts: int = 5_000

@@ -21,11 +21,7 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """How things are timed.
-
-    Raises:
-        ValueError: an argument out of range, by name and value.
-    """
+    """How things are timed."""
 
     # Rounds: in each, every contestant takes one timed step in turn.
     rounds: int = 60

@@ -19,10 +19,11 @@ from experiments.harness.runs.checkpoint import TimeIsUp
 from experiments.harness.runs.methods import Setting, proposal
 from experiments.harness.runs.networks import own_network
 from experiments.harness.runs.result import Result
-from experiments.harness.runs.runner import Resume, Runs, store_for
+from experiments.harness.runs.runner import Resume, Runs, predictions, store_for
 from experiments.harness.runs.settings import Settings
 from experiments.harness.tables import finished
 from experiments.harness.tuning import Tuning, score_text, tune
+from learned_samplers import metrics
 from meta_tasks.datasets import ImageData
 from meta_tasks.datasets.corruptions import RECREATED
 
@@ -32,7 +33,7 @@ def planned_gradients(options: CompareOptions, data: ImageData) -> int:
     budgets, tuned = options.all_budgets(data), options.tune_budget
     every = [*budgets, tuned] if tuned is not None else budgets
     trials = sum(b * options.tries_at(b, data, name) * options.tune_seeds for b in every for name in options.sampler)
-    finals = sum(b * options.row(name).times * options.seeds for b in budgets for name in options.sampler)
+    finals = sum(b * options.row(name).times * len(options.seeds_of(name)) for b in budgets for name in options.sampler)
     return trials + finals
 
 
@@ -48,14 +49,7 @@ class Job:
 
 
 class Comparison:
-    """Tunes and runs every row at one budget after the other.
-
-    Args:
-        bar: of all runs together, in gradients.
-        ood: out-of-distribution images by name.
-        reference: probabilities (test images, classes) to compare with.
-        store: of the results; by default that of the options' folder.
-    """
+    """Tunes and runs every row at one budget after the other."""
 
     def __init__(
         self,
@@ -77,6 +71,7 @@ class Comparison:
         self.tuned: dict[tuple[str, int], Tuning[Setting, Result]] = {}
         #: Rows that diverged at every setting, and at which budget.
         self.lost: dict[str, str] = {}
+        self.report_of: dict[int, BudgetReport] = {}
         self.alternatives = options.alternatives(data)
         if bar is not None:
             bar.reset(total=planned_gradients(options, data))
@@ -115,11 +110,7 @@ class Comparison:
                     tqdm.write(f"{job.name}, {self.describe(job.setting)}, seed {job.seed}: {error}")
 
     def tune(self, name: str, budget: int) -> Tuning[Setting, Result]:
-        """All trials of a row at a budget; afterwards its candidates are those to be tried at the next.
-
-        Raises:
-            RuntimeError: all of them diverged, here or at a smaller budget; the row has had its tries then.
-        """
+        """All trials of a row at a budget; afterwards its candidates are those to be tried at the next."""
         if name in self.lost:
             raise RuntimeError(self.lost[name])
         at = budget if self.options.is_given(name) else self.options.tune_budget or budget
@@ -143,30 +134,35 @@ class Comparison:
         tries = options.tries_at(budget, self.data, name)
         tuning = tune(
             self._settings_to_try(name, budget),
-            lambda setting, seed: self.run(Job(name, setting, budget, seed, test=False)),
-            lambda result: result.validation_nll,
+            lambda setting, seed: self.run(Job(name, setting, budget, seed, test=options.tune_by == "distance")),
+            lambda result: self.score(result, budget),
             seeds=options.tuning_seeds(),
             tries=tries,
             propose=lambda tuning: proposal(tuning, self.alternatives),
         )
         self.candidates[name] = tuning.ranked()[: options.keep]
+        measure = "validation NLL" if options.tune_by == "validation" else "distance"
         edge = ", at the edge of what was tried" if len(tuning.trials) > 1 and tuning.edges() else ""
         tqdm.write(
-            f"{budget} gradients, {name}: {self.describe(tuning.chosen)} has the lowest validation NLL, "
+            f"{budget} gradients, {name}: {self.describe(tuning.chosen)} has the lowest {measure}, "
             f"{score_text(tuning.mean(tuning.chosen))}, of {len(tuning.trials)} settings{edge}"
         )
         return tuning
+
+    def score(self, result: Result, budget: int) -> float | None:
+        """Validation NLL of a run, or its distance from HMC; None if it diverged."""
+        if self.options.tune_by == "validation" or result.diverged is not None:
+            return result.validation_nll
+        reference = self.report_of[budget].reference_for(result)
+        if reference is None:
+            raise ValueError("tune_by='distance' needs a --reference, or the row HMC before the others")
+        return metrics.total_variation(predictions(result, self.runs[budget].store.folder)["test"], reference)
 
     def _settings_to_try(self, name: str, budget: int) -> list[Setting]:
         return self.candidates.get(name) or self.options.candidates(name, self.data, budget)
 
     def reports(self, budget: int) -> Iterator[BudgetReport]:
-        """Tuning and final runs of every row at one budget, after each row.
-
-        Raises:
-            RuntimeError: every row diverged at every setting.
-            TimeIsUp: the minutes are over.
-        """
+        """Tuning and final runs of every row at one budget, after each row."""
         options, runs, settings = self.options, self.runs[budget], replace(self.options.settings, steps=budget)
         report = BudgetReport(
             *(budget, runs.store.folder, settings, self.data.num_data),
@@ -177,6 +173,7 @@ class Comparison:
             network=own_network(settings, self.data),
             preset=options.preset or "",
         )
+        self.report_of[budget] = report
         at, seeds = options.tune_budget or budget, options.tuning_seeds()
         tuned = [name for name in options.sampler if not options.is_given(name) and (name, at) not in self.tuned]
         first = [
@@ -191,7 +188,7 @@ class Comparison:
                 except RuntimeError:
                     continue
         self.beside(
-            [Job(name, s, budget, seed, test=True) for seed in options.seed_list() for name, s in chosen.items()]
+            [Job(name, s, budget, seed, test=True) for name, s in chosen.items() for seed in options.seeds_of(name)]
         )
         for name in options.sampler:
             try:
@@ -199,7 +196,7 @@ class Comparison:
             except RuntimeError as error:  # the others are worth their table
                 report.lost[name] = str(error)
                 continue
-            finals = [self.run(Job(name, tuning.chosen, budget, seed, test=True)) for seed in options.seed_list()]
+            finals = [self.run(Job(name, tuning.chosen, budget, seed, test=True)) for seed in options.seeds_of(name)]
             run_settings = self.settings(name, budget, tuning.chosen)
             every = options.is_given(name)  # of rows that are tuned the first seed's modes are measured
             for number, result in enumerate(finals):

@@ -38,13 +38,7 @@ def check_images(data: ImageData) -> None:
 
 
 class CorruptedImages:
-    """Test images, chosen at random once, under each corruption; the last one made is kept.
-
-    Args:
-        count: of images; all of them, if there are fewer.
-        published: arguments of `load_corrupted` but for corruption and severity, where its files take the place of
-            corruptions made here.
-    """
+    """Test images, chosen at random once, under each corruption; the last one made is kept."""
 
     def __init__(self, data: ImageData, count: int, published: Mapping[str, Any] | None = None) -> None:
         total = len(data.test_y)
@@ -55,11 +49,7 @@ class CorruptedImages:
         self._name, self._made = NONE, self.images
 
     def under(self, name: str) -> Tensor:
-        """The images at severities 1 to 5, one after the other; under `NONE` as they are.
-
-        Raises:
-            ValueError: the files have other labels, and so other images, than the test set.
-        """
+        """The images at severities 1 to 5, one after the other; under `NONE` as they are."""
         if name != self._name:
             levels = range(1, LARGEST_SEVERITY + 1)
             made = self.images if name == NONE else torch.cat([self._corrupted(name, level) for level in levels])

@@ -93,10 +93,11 @@ def explores(row: Mapping[str, float], cyclical: Mapping[str, float], sghmc: Map
     return far and row["single_nll"] <= 1.05 * sghmc["single_nll"]
 
 
-def criterion(means: Mapping[str, Mapping[str, float]]) -> str:
-    """The rows that explore, by their means."""
+def criterion(by_budget: Mapping[int, Mapping[str, Mapping[str, float]]]) -> str:
+    """Rows that explore, by their means."""
+    (means,) = by_budget.values()
     rows = {name: row for name, row in means.items() if {"barrier", "single_nll"} <= row.keys()}
     if not {"CyclicalSGMCMC", "SGHMC"} <= rows.keys():
         return ""
     names = [name for name, row in rows.items() if explores(row, rows["CyclicalSGMCMC"], rows["SGHMC"])]
-    return f"- By the criterion of the protocol explore: {', '.join(names) or 'none'}."
+    return f"By the criterion of the protocol explore: {', '.join(names) or 'none'}."

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -52,6 +52,9 @@ class CompareOptions(NetworkOptions):
     budgets: tuple[int, ...] | None = None
     # Budget at which settings are tuned, in the place of the budgets themselves.
     tune_budget: int | None = None
+    # Score of a setting: the validation NLL, or the distance of its test predictions from HMC's, a row before the
+    # others; what a sampler can reach, and no comparison of methods that a user could tune.
+    tune_by: Literal["validation", "distance"] = "validation"
     # Learning rate of every method, for the mean loss (the start for HMC): nothing is tuned then.
     lr: float | None = None
     # Tune nothing: every method has its own learning rate, or --lr, and the settings that are given.
@@ -109,11 +112,7 @@ class CompareOptions(NetworkOptions):
         return Settings() if self.preset is None else PRESETS[self.preset.lower()].settings
 
     def row(self, name: str) -> Row:
-        """The row of that name: one of the preset, or a method.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The row of that name: one of the preset, or a method."""
         rows = {} if self.preset is None else PRESETS[self.preset.lower()].rows
         if name in rows:
             return rows[name]
@@ -138,9 +137,6 @@ class CompareOptions(NetworkOptions):
     def tried(self) -> dict[str, tuple[float, ...]]:
         """Values that are tried beside learning rates, by name: those of --values, or else the usual ones; of an option
         that is given, or has another value than its usual one, that one alone.
-
-        Raises:
-            ValueError: one cannot be read, or is out of range.
         """
         tried: dict[str, tuple[float, ...]] = dict(VALUES)
         for name in VALUES:
@@ -193,8 +189,14 @@ class CompareOptions(NetworkOptions):
             return [Setting(next(lr for lr in (row.lr, self.lr, rate) if lr is not None))]
         return candidates(method, self.tries, self.grid, self.alternatives(data), rate)
 
+    def seeds_of(self, name: str) -> range:
+        """Seeds of a row's final runs."""
+        return self.seed_list(self.row(name).seeds)
+
     def tuning_seeds(self) -> range:
         """Seeds of the tuning's runs."""
+        if self.tune_by == "distance":
+            return self.seed_list()
         return range(TUNING_SEEDS + self.seed, TUNING_SEEDS + self.seed + self.tune_seeds)
 
     def load(self) -> tuple[ImageData, dict[str, ImageData]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.compare import cifar32, explore
+from experiments.compare import cifar32, distance, explore
 from experiments.harness.runs.methods import Row
 from experiments.harness.runs.settings import Settings
 
@@ -20,7 +20,7 @@ class Preset:
         budgets: in minibatch gradients.
         rows: by name; by default methods are rows.
         options: of `CompareOptions`, such as the rows that run, seeds and tuning.
-        criterion: sentence that answers the question, from the means of the rows at a budget.
+        criterion: sentences that answer the question, from the means of the rows at each budget.
     """
 
     settings: Settings
@@ -58,6 +58,9 @@ _LADDER: dict[str, Any] = dict(
     values=("temperature=1,0.1", "burn_in=0.5,0.8", "weight_decay=0", "momentum_decay=0.1"),
     **dict(tries=8, grid=4, extensions=2, keep=2, tune_seeds=3, seed=60, seeds=6),
 )
+
+
+_EXPLORE: dict[str, Any] = {"convergence": True}
 
 
 def _full(epochs: int, minibatches: int, **changes: Any) -> Preset:
@@ -107,9 +110,13 @@ PRESETS: dict[str, Preset] = {
     "tiny_imagenet_full": _full(
         1100, 703, dataset="tiny_imagenet", model="resnet", depth=56, prior_precision=45.0, num_samples=10
     ),
-    "explore_digits": Preset(*explore.DIGITS, explore.DIGITS_ROWS, dict(seeds=6, convergence=True), explore.criterion),
-    "explore_fashion": Preset(
-        *explore.FASHION, explore.FASHION_ROWS, dict(seeds=3, convergence=True), explore.criterion
-    ),
+    "explore_digits": Preset(*explore.DIGITS, explore.DIGITS_ROWS, {"seeds": 6, **_EXPLORE}, explore.criterion),
+    "explore_fashion": Preset(*explore.FASHION, explore.FASHION_ROWS, {"seeds": 3, **_EXPLORE}, explore.criterion),
     "cifar32": Preset(cifar32.SETTINGS, cifar32.BUDGETS, cifar32.ROWS, cifar32.OPTIONS),
+    "distance_digits": Preset(
+        distance.DIGITS, distance.BUDGETS, distance.DIGITS_ROWS, distance.OPTIONS, distance.criterion
+    ),
+    "distance_fashion": Preset(
+        distance.FASHION, distance.BUDGETS, distance.FASHION_ROWS, distance.OPTIONS, distance.criterion
+    ),
 }

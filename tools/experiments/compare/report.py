@@ -138,13 +138,7 @@ def losses(results: Sequence[Result], folder: Path) -> torch.Tensor:
 
 
 def paired(ours: Sequence[Result], theirs: Sequence[Result], folder: Path | None = None) -> dict[str, Any] | None:
-    """The difference of two methods' test NLL over the seeds that both have finished; None for no such seed.
-
-    Returns:
-        "mean", its standard "error" over seeds (None for one), and with a folder of predictions "image_error": the
-        standard error over test images of the difference of their negative log-probabilities, each the mean over
-        seeds. More seeds do not lessen that one.
-    """
+    """The difference of two methods' test NLL over the seeds that both have finished; None for no such seed."""
     both = {result.seed: result for result in finished(theirs)}
     mine = [result for result in finished(ours) if result.seed in both]
     rivals = [both[result.seed] for result in mine]
@@ -224,9 +218,6 @@ def tables(report: BudgetReport, numbers: Mapping[str, Any]) -> str:
         lines.append(f"- Lowest NLL: {lowest['label']}, {lowest['mean']['nll']:.4f}.")
     if edges := [method["label"] for method in methods.values() if method["at_edge"]]:
         lines.append(f"- Tuned to the edge of what was tried: {', '.join(edges)}.")
-    if (preset := PRESETS.get(report.preset)) is not None and preset.criterion is not None:
-        means = {name: {**methods[name]["mean"], **_medians(results)} for name, results in report.runs.items()}
-        lines += [preset.criterion(means)]
     lines += [f"- **{name} has no row**: {why}." for name, why in report.lost.items()]
     parts = [markdown(rectangular(rows)) for rows in (*cells.values(), layers) if rows]
     parts += corruption_tables(report.runs) if report.corruptions else []
@@ -304,6 +295,14 @@ def write_results(out: Path, reports: Sequence[BudgetReport], command: str) -> s
     """Write results.json and table.md for the budgets that are finished, and return the tables."""
     numbers = [content(report) for report in reports]
     text = "\n\n".join(map(tables, reports, numbers))
+    if (preset := PRESETS.get(reports[0].preset)) is not None and preset.criterion is not None:
+        means = {
+            report.budget: {
+                name: {**content["methods"][name]["mean"], **_medians(results)} for name, results in report.runs.items()
+            }
+            for report, content in zip(reports, numbers)
+        }
+        text += f"\n\n{preset.criterion(means)}"
     notes = NOTES + f"{OTHER_CODE}\n" * any(report.other_code for report in reports)
     budgets = {str(report.budget): content for report, content in zip(reports, numbers)}
     write_outputs(out, command, f"{notes}\n{text}", {"budgets": budgets})

@@ -101,11 +101,7 @@ def _step(method: str, networks: Classifiers, data: ImageData, lr: float, protoc
 
 
 def train(method: str, data: ImageData, lr: float, protocol: ImageProtocol, seed: int) -> tuple[Classifiers, float]:
-    """Networks after ``protocol.epochs``, and the seconds that it took.
-
-    Raises:
-        FloatingPointError: it diverged.
-    """
+    """Networks after ``protocol.epochs``, and the seconds that it took."""
     torch.manual_seed(seed)
     start = time.perf_counter()
     networks = Classifiers(data, protocol)

@@ -19,12 +19,6 @@ class StackedMLP:
 
     A layer gives (W·h + b)/√(in + 1): with weights and biases from N(0, 1) its outputs are of a unit's size whatever
     the widths. So the prior N(0, I) suits every layer.
-
-    Args:
-        sizes: numbers of inputs, of hidden units layer by layer, and of outputs.
-
-    Raises:
-        ValueError: fewer than two sizes, or one below 1.
     """
 
     def __init__(self, sizes: Sequence[int]):
@@ -47,12 +41,7 @@ class StackedMLP:
         return [torch.cat([part.flatten(1) for layer in drawn for part in (layer[..., :-1], layer[..., -1])], 1)]
 
     def __call__(self, params: Sequence[Tensor], inputs: Tensor) -> Tensor:
-        """Outputs (P, n, C).
-
-        Args:
-            params: w, as from `draw`.
-            inputs: (n, in), or of groups of networks (G, n, in): the first P/G networks get the first, and so on.
-        """
+        """Outputs (P, n, C)."""
         w = params[0]
         groups = len(inputs) if inputs.dim() == 3 else 1
         if inputs.shape[-1] != self.sizes[0] or len(w) % groups:

@@ -112,11 +112,7 @@ Step = Callable[[Tensor, Tensor], object]
 
 
 def fit(method: str, data: Standardised, lr: float, protocol: Protocol, seed: int) -> Fit:
-    """Train one method on all splits of ``data`` at once; they do not see each other.
-
-    Raises:
-        FloatingPointError: it diverged.
-    """
+    """Train one method on all splits of ``data`` at once; they do not see each other."""
     torch.manual_seed(seed)
     start = time.perf_counter()
     if method == "HMC":

@@ -14,11 +14,7 @@ LEAST_CHANNELS = 8
 
 
 def prepare_torch(device: str, threads: int) -> str:
-    """Set torch's number of threads, and keep freed memory; the device that ``auto`` means, others as they are.
-
-    Raises:
-        ValueError: torch knows no such device, or sees none here.
-    """
+    """Set torch's number of threads, and keep freed memory; the device that ``auto`` means, others as they are."""
     torch.set_num_threads(threads)
     keep_freed_memory()
     if device == "auto":
@@ -65,42 +61,42 @@ def compiled(function: Callable[..., Any], model: nn.Module) -> Callable[..., An
 
 
 class Replayed:
-    """Loss, outputs and gradients of a minibatch as one CUDA graph: a small network waits for its launches otherwise.
+    """Loss and gradients of a minibatch as one CUDA graph: a small network waits for its launches otherwise.
 
-    The numbers are those of ``evaluate(x, y)[0].backward()``; the gradients lie in the same place at each call.
+    The numbers are those of ``evaluate(x, y).backward()``; the gradients lie in the same place at each call.
     """
 
-    def __init__(self, evaluate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], params: list[Tensor]) -> None:
+    def __init__(self, evaluate: Callable[[Tensor, Tensor], Tensor], params: list[Tensor]) -> None:
         self.evaluate, self.params, self.graph = evaluate, params, torch.cuda.CUDAGraph()
         self.x = self.y = torch.empty(0)
-        self.results: tuple[Tensor, Tensor] | None = None
+        self.loss: Tensor | None = None
 
-    def _record(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _record(self, x: Tensor, y: Tensor) -> Tensor:
         self.x, self.y = x.clone(), y.clone()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):
                 self._forget()
-                self.evaluate(self.x, self.y)[0].backward()
+                self.evaluate(self.x, self.y).backward()
         torch.cuda.current_stream().wait_stream(stream)
         self._forget()
         with torch.cuda.graph(self.graph):
-            loss, outputs = self.evaluate(self.x, self.y)
+            loss = self.evaluate(self.x, self.y)
             loss.backward()
         self.gradients = [p.grad for p in self.params]
-        return loss.detach(), outputs.detach()
+        return loss.detach()
 
     def _forget(self) -> None:
         for p in self.params:
             p.grad = None
 
-    def __call__(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        if self.results is None:
-            self.results = self._record(x, y)
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.loss is None:
+            self.loss = self._record(x, y)
         self.x.copy_(x)
         self.y.copy_(y)
         self.graph.replay()
         for p, gradient in zip(self.params, self.gradients, strict=True):
             p.grad = gradient
-        return self.results
+        return self.loss

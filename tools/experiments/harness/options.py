@@ -30,11 +30,7 @@ class OutputOptions:
 
 @dataclass(frozen=True)
 class RunOptions(OutputOptions):
-    """The options of every tool that runs an experiment over several seeds.
-
-    Raises:
-        ValueError: an argument out of range, by name and value.
-    """
+    """The options of every tool that runs an experiment over several seeds."""
 
     # First seed, of the initial weights, the minibatches and the noise.
     seed: int = 0
@@ -106,9 +102,6 @@ def refuse_changed(options: Any, *names: str, why: str) -> None:
     """Refuse options that were changed though nothing would come of them.
 
     A default that is given all the same cannot be told from one that is not.
-
-    Raises:
-        ValueError: by name and value, and ``why``.
     """
     for name in names:
         if (value := getattr(options, name)) != getattr(type(options), name):
@@ -116,11 +109,7 @@ def refuse_changed(options: Any, *names: str, why: str) -> None:
 
 
 def one_of(names: Iterable[str] | Mapping[str, Any], metavar: str | None = None) -> PrimitiveConstructorSpec[str]:
-    """Reader of one of these names, in any letter case, for ``Annotated[str, one_of(METHODS)]``.
-
-    Args:
-        metavar: for the help text, in the place of all names.
-    """
+    """Reader of one of these names, in any letter case, for ``Annotated[str, one_of(METHODS)]``."""
     spellings = {name.lower(): name for name in names}
 
     def read(words: list[str]) -> str:
@@ -144,11 +133,7 @@ Action = Callable[[Any, str], Any]
 def parse_command(
     commands: Mapping[str, tuple[type, Action]], arguments: Sequence[str] | None, description: str | None
 ) -> tuple[Any, Action]:
-    """The options of a tool with commands, and what carries the named one out.
-
-    Args:
-        commands: name → its options class, and its action, (options, command line) → None.
-    """
+    """The options of a tool with commands, and what carries the named one out."""
     classes: dict[str, Callable[..., Any]] = {name: options for name, (options, _) in commands.items()}
     options: Any = tyro.extras.subcommand_cli_from_dict(classes, args=arguments, description=description)
     return options, next(action for cls, action in commands.values() if type(options) is cls)
@@ -157,13 +142,7 @@ def parse_command(
 def parse(
     arguments: Sequence[str] | None, default: Options, presets: Mapping[str, Options], description: str | None
 ) -> Options:
-    """The options of a command line; those of its ``--preset`` are the defaults of the others.
-
-    Args:
-        arguments: None takes those of the process.
-        default: without a preset.
-        presets: by name; each says its name itself, so that the help text shows it.
-    """
+    """The options of a command line; those of its ``--preset`` are the defaults of the others."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset")
     name = first.parse_known_args(arguments)[0].preset or ""

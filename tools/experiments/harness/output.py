@@ -31,29 +31,16 @@ def settings_of(options: Any) -> dict[str, Any]:
 
 
 def write_outputs(out: Path, command: str, text: str, content: Mapping[str, Any]) -> None:
-    """Write ``table.md``, the text under its command, and ``results.json``, each whole or not at all.
-
-    Raises:
-        ValueError: a number is not finite: that is no JSON.
-    """
+    """Write ``table.md``, the text under its command, and ``results.json``, each whole or not at all."""
     out.mkdir(parents=True, exist_ok=True)
     numbers = json.dumps({"command": command, **content}, indent=1, allow_nan=False)
     write_atomically(out / "results.json", numbers.encode())
     write_atomically(out / "table.md", f"`{command}`\n\n{text.rstrip()}\n".encode())
 
 
-def tensorboard_hint(folder: Path) -> str:
-    """How to look at the curves of a folder."""
-    return f"TensorBoard: {sys.executable} -m tensorboard.main --logdir {folder}"
-
-
 @contextmanager
 def explained(out: Path | None = None) -> Iterator[None]:
-    """End the process with one line instead of a traceback after a user's error, an interrupt or SIGTERM.
-
-    Args:
-        out: folder of the results, where finished runs are kept. It is locked against other processes meanwhile.
-    """
+    """End the process with one line instead of a traceback after a user's error, an interrupt or SIGTERM."""
     kept = "" if out is None else f"; finished runs are kept in {out}, the same command goes on from there"
     try:
         with terminated_as_exit(f"terminated{kept}"):

@@ -38,12 +38,6 @@ class RunStore:
     Before the first run is made the folder is locked against other processes, until the last store of this process on
     that folder is gone; reading takes no lock.
 
-    Args:
-        folder: of the results.
-        data: fingerprint of the data, see `fingerprint`; None for runs that have none.
-        fresh: do again what an earlier process has done; what this store has done itself is read back.
-        locked: lock the folder; a worker leaves that to the process that started it.
-
     Attributes:
         of_other_code: files that were read back and that other code has made, of a store and those `below` it.
     """
@@ -68,14 +62,6 @@ class RunStore:
         """The result of that name made with these settings: the one on disk, else that of ``make``, written there.
 
         A result comes as JSON gives it back, the first time too (tuples as lists).
-
-        Args:
-            settings: all that the result depends on beside the data: numbers, strings, lists.
-            make: does the run.
-
-        Raises:
-            ValueError: the file is there and is no run, or the result does not survive JSON (NaN, for one).
-            RuntimeError: another process is writing to the folder; nothing was made.
         """
         result = self.read(name, settings)
         if result is not None:
@@ -90,11 +76,7 @@ class RunStore:
             self._lock = shared_lock(self.folder)
 
     def read(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The finished run of that name; None if there is none, or one made with another torch.
-
-        Raises:
-            ValueError: it was made of other data, or with other settings.
-        """
+        """The finished run of that name; None if there is none, or one made with another torch."""
         if self.fresh and self.path(name) not in self.done:
             return None
         if (record := self.record(name)) is None:
@@ -120,11 +102,7 @@ class RunStore:
         return record["result"]
 
     def record(self, name: str) -> dict[str, Any] | None:
-        """The run of that name as it is on disk, "made_of", "code" and "result", whatever it was made of.
-
-        Raises:
-            ValueError: the file is damaged, or no run; the message names it.
-        """
+        """The run of that name as it is on disk, "made_of", "code" and "result", whatever it was made of."""
         path = self.path(name)
         if not path.is_file():
             return None
@@ -164,38 +142,19 @@ class RunStore:
         write_tensors(path, {key: tensor.cpu() for key, tensor in tensors.items()}, {})
 
     def read_tensors(self, name: str, kind: str) -> dict[str, Tensor]:
-        """The tensors of a run of that kind.
-
-        Raises:
-            FileNotFoundError: there are none.
-            ValueError: the file is damaged; the message names it.
-        """
+        """The tensors of a run of that kind."""
         path = self.path(name, kind, ".safetensors")
         try:
             return read_tensors(path, torch.device("cpu"))[0]
         except ValueError as error:
             raise ValueError(f"{error}; delete {self.path(name)} or use --fresh to do the run again") from error
 
-    def begin(self, name: str, *kinds: str, curves: bool = True) -> None:
-        """Remove the files of an earlier run of that name, so that they do not mix with those of this one.
-
-        Args:
-            kinds: of files that the run will write beside its result; their folders are made.
-            curves: remove its TensorBoard curves, too: a run that goes on keeps them.
-
-        Raises:
-            RuntimeError: another process is writing to the folder; nothing was removed.
-        """
+    def begin(self, name: str, *kinds: str) -> None:
+        """Remove the files of an earlier run of that name, so that they do not mix with those of this one."""
         self._take()
         self.path(name).unlink(missing_ok=True)
-        for events in (self.folder / "tensorboard" / name).glob("events.out.tfevents.*") if curves else ():
-            events.unlink()
         for kind in kinds:
             (self.folder / kind).mkdir(parents=True, exist_ok=True)
-
-    def board(self, name: str) -> str:
-        """Folder of the run's TensorBoard curves."""
-        return str(self.folder / "tensorboard" / name)
 
     def _made_of(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         made_of = {"settings": settings, "data": self.data, "torch": torch.__version__}

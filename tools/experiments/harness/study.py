@@ -190,11 +190,7 @@ class Experiment:
 
 
 class Study:
-    """All runs of an experiment, kept under a folder: those that are there are read back.
-
-    Args:
-        options: say ``out`` and ``fresh``.
-    """
+    """All runs of an experiment, kept under a folder: those that are there are read back."""
 
     def __init__(self, experiment: Experiment, options: OutputOptions) -> None:
         assert options.out is not None
@@ -220,11 +216,7 @@ class Study:
         return store.run(job.name, {**asdict(job), **self.experiment.made_of(job)}, make)
 
     def choice(self, problem: str, method: str) -> Choice:
-        """The setting that tuning has chosen, or the only one.
-
-        Raises:
-            RuntimeError: every setting diverged.
-        """
+        """The setting that tuning has chosen, or the only one."""
         key, experiment = (problem, method), self.experiment
         if key not in self.findings.chosen:
             choices = experiment.choices(problem, method)
@@ -270,11 +262,7 @@ class Study:
 
 
 def carry_out(experiment: Experiment, options: Any, command: str) -> Findings:
-    """Make all runs; table.md, results.json and the figure are written after each.
-
-    Raises:
-        RuntimeError: every method diverged at every setting.
-    """
+    """Make all runs; table.md, results.json and the figure are written after each."""
     study, text = Study(experiment, options), ""
     settings = {"settings": settings_of(options), "torch": torch.__version__}
     for findings in study.all():

@@ -80,11 +80,7 @@ class Tuning(Generic[C, R]):
 
     @property
     def chosen(self) -> C:
-        """The choice with the lowest score.
-
-        Raises:
-            RuntimeError: every choice diverged.
-        """
+        """The choice with the lowest score."""
         if self.fixed is not None:
             return self.fixed
         if not (order := self.ranked()):
@@ -112,15 +108,6 @@ def tune(
 
     Where the best learning rate is the smallest or the largest tried, the next one on that side is tried as well, with
     what else the best has, so that no method loses by its grid; at most ``extensions`` times.
-
-    Args:
-        run: (choice, seed) → a run.
-        score: see `Tuning`.
-        beyond: (rates tried, side) → the next rate.
-        propose: (trials so far) → what to try next, which must be new, until there are ``tries`` choices.
-
-    Raises:
-        RuntimeError: every candidate diverged.
     """
     tuning, numbers = Tuning[C, R](score), list(seeds)
 

@@ -62,10 +62,6 @@ def load(name: str, root: str | os.PathLike[str] | None = None) -> RegressionDat
     """The set of that name, from ``uci/<name>.npz`` below the data root (see `meta_tasks.datasets`).
 
     The file holds x (N, d), y (N,) and test_index (splits, T): rows of the test part; all others are for training.
-
-    Raises:
-        ValueError: a file that is not as said here; names file and key.
-        FileNotFoundError: the file is missing.
     """
     path = data_root(root) / "uci" / f"{name}.npz"
     if not path.is_file():

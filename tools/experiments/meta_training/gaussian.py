@@ -38,20 +38,7 @@ def gaussian_law(
     stiffness: Sequence[float] = (0.05, 0.2),
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Measure a learned sampler's law for its card: `check_sampler` on Gaussians, at lr and at a quarter of it.
-
-    Args:
-        make: makes the sampler from a list of parameters, as for `check_sampler`.
-        coordinates: independent coordinates of each Gaussian; of a network that sees whole matrices, which does
-            something else on a vector, they form one that is nearly square, and are as many or a few more.
-        stiffness: lr·k/N of each.
-        seed: of everything.
-
-    Returns:
-        Numbers and strings that JSON can hold: "verdict", "reason"; "shape" of each Gaussian; for each step size "lr",
-        "momentum_decay", "largest_bias" and "error" (its standard error); for each "stiffness" "bias",
-        "bias_at_a_quarter_of_lr", "kinetic_temperature" and "configurational_temperature"; and what `measured_at` says.
-    """
+    """Measure a learned sampler's law for its card: `check_sampler` on Gaussians, at lr and at a quarter of it."""
     probe = make([torch.zeros(1, requires_grad=True)])
     shape = _shape(probe, coordinates)
     report = check_sampler(make, stiffness=stiffness, coordinates=shape, refinement=4.0, tolerance=0.05, seed=seed)
@@ -97,15 +84,7 @@ def l2e_law(
     stiffness: Sequence[float] = (0.05, 0.2),
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Measure the law of an `L2E`, of either form, for its card: `gaussian_law`, and what each term of its step does.
-
-    Args:
-        make, coordinates, stiffness, seed: as for `gaussian_law`.
-
-    Returns:
-        What `gaussian_law` returns, and after `STEPS` steps from exact draws of the same Gaussians
-        "assumption_violation" (the relative one) and "terms" (`term_contributions`).
-    """
+    """Measure the law of an `L2E`, of either form, for its card: `gaussian_law`, and what each term of its step does."""
     law = gaussian_law(make, coordinates=coordinates, stiffness=stiffness, seed=seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -29,19 +29,7 @@ def law_of(
     coordinates: int = 2000,
     energy: float | None = None,
 ) -> dict[str, Any]:
-    """What stands in the card of the law of the weights in a file; they are read from it, as a user would.
-
-    Args:
-        source: weight file.
-        lr: the largest learning rate of the measurement; None is the one that the card recommends.
-        num_data: N.
-        coordinates: independent ones of each Gaussian (chains of Meta-SGMCMC: ten times as many).
-        energy: mean loss at the mode, of Meta-SGMCMC; by default 0.
-
-    Raises:
-        ValueError, FileNotFoundError: the weights cannot be read, or are of no learned sampler, or of one whose law has
-            no energy.
-    """
+    """What stands in the card of the law of the weights in a file; they are read from it, as a user would."""
     card = weights.load_card(source)
     sampler = registered(card["sampler"])
     lr = card["defaults"]["lr"] if lr is None else lr
@@ -61,19 +49,6 @@ def meta_law(
 
     The Gaussian has `COORDINATES` independent coordinates in each chain, of curvatures `STIFFNESS`/lr. lr goes down by
     4 and the momentum decay by 2 at a time, so that the friction C = a/ε stays and the bias, O(ε), vanishes.
-
-    Args:
-        source: weight file.
-        lr, momentum_decay: largest ones.
-        num_data: N.
-        chains: independent ones; the standard error of each variance falls with their root.
-        energy: mean loss at the mode, in nats: where the networks are asked.
-
-    Returns:
-        "verdict" ("O(h)" if at ε/4 no coordinate's bias, with two standard errors, is above half of the largest at ε
-        and ε/2, or above `SMALL`; else "biased") and "reason"; for each step size "lr", "momentum_decay",
-        "largest_bias" (of any coordinate), "error" (its standard error) and "kinetic" temperature; and what
-        `measured_at` says.
     """
     curvature = torch.linspace(*STIFFNESS, COORDINATES) / lr
     found: dict[str, list[float]] = {"lr": [], "momentum_decay": [], "largest_bias": [], "error": [], "kinetic": []}

@@ -162,11 +162,7 @@ class TaskOptions:
     data: str | None = None
 
     def make(self) -> ImageTaskFamily | GaussianFamily:
-        """The task family.
-
-        Raises:
-            ValueError, FileNotFoundError: there is no such family.
-        """
+        """The task family."""
         check_positive("lrs", self.lrs or ())
         check_positive("momentum_decays", self.momentum_decays or (), 1)
         values = {each.name: getattr(self, each.name) for each in fields(self)}
@@ -308,11 +304,7 @@ class Options:
 
 
 def parse(arguments: Sequence[str] | None, description: str | None = None) -> Options:
-    """The options of a command line; None takes those of the process.
-
-    Raises:
-        ValueError: --linear for another sampler than L2E.
-    """
+    """The options of a command line; None takes those of the process."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--sampler", default="L2E")
     first.add_argument("--linear", action="store_true")

@@ -51,15 +51,6 @@ def held_out_losses(source: Path, protocol: dict[str, Any], tasks: int, data: st
     """NLL of a weight file's sampler on held-out tasks, (tasks,), at the best learning rate of each.
 
     A run that predicts worse than chance counts as chance, or one collapse would hide itself in the standard error.
-
-    Args:
-        source: weight file.
-        protocol: "tasks" and "horizon" of a card's "meta_training": what it is run on, how long, what is averaged.
-        tasks: how many.
-        data: folder of the data files.
-
-    Raises:
-        ValueError: the protocol's task family has no name here, or no images.
     """
     family, horizon = protocol["tasks"], protocol["horizon"]
     if family["name"] not in FAMILIES:
@@ -84,11 +75,7 @@ def held_out_losses(source: Path, protocol: dict[str, Any], tasks: int, data: st
 
 
 def difference(new: Path, former: Path, tasks: int, data: str | None = None) -> Difference:
-    """Runs both, a process each, with the same initial weights, minibatches and noise, by the training of ``new``.
-
-    Raises:
-        ValueError: as `held_out_losses`.
-    """
+    """Runs both, a process each, with the same initial weights, minibatches and noise, by the training of ``new``."""
     measure = partial(held_out_losses, protocol=weights.load_card(new)["meta_training"], tasks=tasks, data=data)
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         return difference_of(*pool.map(measure, (new, former)))

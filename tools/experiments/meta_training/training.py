@@ -27,11 +27,7 @@ BASELINE_LRS = (0.02, 0.05, 0.1, 0.2)
 
 
 def executor_maker(workers: int) -> Callable[[Evaluator], Executor]:
-    """What runs an iteration's pairs; joins the process group if torchrun started this process.
-
-    Raises:
-        ValueError: there cannot be so many workers.
-    """
+    """What runs an iteration's pairs; joins the process group if torchrun started this process."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1:
         if workers > 1:
@@ -42,11 +38,7 @@ def executor_maker(workers: int) -> Callable[[Evaluator], Executor]:
 
 
 def make_trainer(options: Options) -> Trainer:
-    """The trainer that the options describe; joins the process group if torchrun started this process.
-
-    Raises:
-        ValueError, FileNotFoundError: options that cannot be trained with; nothing has been then.
-    """
+    """The trainer that the options describe; joins the process group if torchrun started this process."""
     options.check()
     family, rule, estimator = options.tasks.make(), options.make_rule(), options.gradient.make()
     make_executor = executor_maker(options.workers)
@@ -102,12 +94,7 @@ def check_sampler(rule: NetworkRule, seed: int, lr: float, momentum_decay: float
 
 
 def check_tasks(family: ImageTaskFamily | GaussianFamily, seed: int) -> None:
-    """Draw a task of every data set with all of the family's labels, so that none turns out to be missing hours later.
-
-    Raises:
-        ValueError: a data set has no such labels, or no training images.
-        FileNotFoundError: data sets have no files; names all of them, and those that are there.
-    """
+    """Draw a task of every data set with all of the family's labels, so that none turns out to be missing hours later."""
     if not isinstance(family, ImageTaskFamily):
         family.task(seed, 0, 0)
         return

@@ -18,11 +18,7 @@ from learned_samplers.particles.base import ParticleSampler
 
 @dataclass(frozen=True)
 class Settings:
-    """Data and budget; the same for every method.
-
-    Raises:
-        ValueError: an argument out of range, by name and value.
-    """
+    """Data and budget; the same for every method."""
 
     # Side of the images in pixels. They are made at 36 and resized.
     size: int = 28

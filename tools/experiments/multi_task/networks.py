@@ -25,9 +25,6 @@ class LeNet:
     All particles see the same images: the first layer is one matrix product on the images' patches, the second a
     convolution with a group of channels for each particle, on channels-last activations, and ReLU comes after pooling,
     where it is the same on a quarter of the numbers.
-
-    Raises:
-        ValueError: the images are too small.
     """
 
     def __init__(self, input_shape: tuple[int, int, int], tasks: int, classes: int, particles: int) -> None:

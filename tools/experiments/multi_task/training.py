@@ -34,16 +34,7 @@ def make_network(settings: Settings, method: str, data: MultiTaskData, seed: int
 def train(
     network: LeNet, settings: Settings, method: str, lr: float, energy: str, data: MultiTaskData, seed: int
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Numbers of the training, and the parameters of the epoch with the lowest validation NLL, mean over the tasks.
-
-    Returns:
-        "curve": validation scores of the ensemble after each epoch; "best_epoch": from 1; "score": its NLL in nats;
-        "constant": how many of its particles predict the same for every image; "weights" of the targets in the shared
-        direction, their mean, None where they are given; "seconds" of training.
-
-    Raises:
-        FloatingPointError: it diverged.
-    """
+    """Numbers of the training, and the parameters of the epoch with the lowest validation NLL, mean over the tasks."""
     size = min(settings.batch_size, data.num_data)
     per_epoch = data.num_data // size
     total = per_epoch * settings.epochs
@@ -113,11 +104,7 @@ def schedule(step: int, total: int, warm_up: float, halve_every: float) -> float
 
 
 def predict(network: LeNet, x: Tensor) -> Tensor:
-    """Probabilities (K, M, n, classes) of images in uint8.
-
-    Raises:
-        FloatingPointError: a probability is not finite.
-    """
+    """Probabilities (K, M, n, classes) of images in uint8."""
     probabilities = torch.cat([network.predict(network.inputs(part)) for part in x.split(CHUNK)], 2)
     if not probabilities.isfinite().all():
         raise FloatingPointError("the predictions are not finite")

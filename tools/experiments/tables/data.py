@@ -63,15 +63,7 @@ class Table:
 
 
 def load(name: str, root: str | os.PathLike[str] | None, bde_python: str) -> Table:
-    """The table of that name.
-
-    Args:
-        root: the data root, for the sets of UCI.
-        bde_python: a Python that has bde, with whose files airfoil and bike come.
-
-    Raises:
-        FileNotFoundError: the file, or bde, is not there.
-    """
+    """The table of that name."""
     if name in CLASSIFICATIONS:
         made = name == "moons"
         x, y = datasets.make_moons(1000, noise=0.3, random_state=0) if made else _bundled(name)
@@ -89,11 +81,7 @@ def _bundled(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bde_folder(python: str) -> Path:
-    """Folder in which that Python has bde.
-
-    Raises:
-        FileNotFoundError: nowhere.
-    """
+    """Folder in which that Python has bde."""
     code = (
         "from importlib.util import find_spec as f; s = f('bde'); print(s.submodule_search_locations[0] if s else '')"
     )

@@ -65,15 +65,7 @@ class Bias:
 
 
 def exact(make: Make, options: Bias, *, noise: float = 0.0, gain: float = 1.0, guide: bool = False) -> list[Point]:
-    """By the discrete Lyapunov equation, as `check_sampler` does, up to where the step becomes unstable.
-
-    Args:
-        make: makes the sampler; its step must be linear.
-        options: not looked at: nothing is simulated.
-        noise: V, the variance of the minibatches' noise on ∇U.
-        gain: step size of the coordinates in units of h.
-        guide: the law of `EntropyMCMC`'s guide, whose variance is to be T/k + ηT.
-    """
+    """By the discrete Lyapunov equation, as `check_sampler` does, up to where the step becomes unstable."""
 
     def bias(x: float) -> float:
         k = x / (gain * H)
@@ -118,19 +110,7 @@ def simulated(
     steps: float = 10.0,
     least: int = 200,
 ) -> list[Point]:
-    """From exact draws on, ``steps`` relaxation times 1/x of burn-in and as many measured ones.
-
-    Args:
-        make: makes the sampler.
-        options: coordinates and seed.
-        noise: V, as for `exact`.
-        spectrum: directions of a chain, of curvatures from a tenth of the largest up, evenly on a log scale.
-            Reported is the stiffest.
-        curvature: from the step size x to the largest curvature.
-        per_chain: coordinates are chains, and the closure returns a loss for each.
-        steps: in units of 1/x.
-        least: steps, however large x is.
-    """
+    """From exact draws on, ``steps`` relaxation times 1/x of burn-in and as many measured ones."""
     points: list[Point] = []
     for x in _SIMULATED:
         k = curvature(x)

@@ -72,11 +72,7 @@ class Regression(OutputOptions):
 
 
 class GapRegression(Experiment):
-    """The methods on the same data.
-
-    Raises:
-        ValueError, OSError: there are no weights of L2E's name, or not for these layers.
-    """
+    """The methods on the same data."""
 
     measures = (
         *(Measure(f"deviation {where}", f"σ {where}", 3) for where in ("at the data", "in the gap", "outside")),

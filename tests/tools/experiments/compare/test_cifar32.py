@@ -31,7 +31,7 @@ def small(tmp_path, monkeypatch):
     preset = PRESETS["cifar32"]
     settings = replace(preset.settings, model="mlp", hidden=(4,), num_samples=10, batch_size=20, compiled=False)
     small = replace(
-        preset, settings=settings, budgets=(200,), options={**preset.options, "tune_budget": 20, "seeds": 1}
+        preset, settings=settings, budgets=(200,), options={**preset.options, "tune_budget": 100, "seeds": 1}
     )
     monkeypatch.setitem(presets.PRESETS, "cifar32", small)
     return ["--preset", "cifar32", "--data", str(tmp_path), "--reference", str(tmp_path / "hmc.npy")]

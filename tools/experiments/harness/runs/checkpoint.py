@@ -15,14 +15,7 @@ class TimeIsUp(Exception):
 
 
 class Checkpoint:
-    """File of a run's state, which is small enough to commit: weights, optimizer, samples so far, random numbers.
-
-    Args:
-        path: of the file; None keeps nothing.
-        made_of: settings of the run; a file of other settings is refused.
-        minutes: between two writes.
-        end: of ``time.monotonic``, after which `keep` writes once more and raises `TimeIsUp`.
-    """
+    """File of a run's state, which is small enough to commit: weights, optimizer, samples so far, random numbers."""
 
     def __init__(
         self,
@@ -55,11 +48,7 @@ class Checkpoint:
         return state["step"]
 
     def keep(self, member: int, step: int, parts: Mapping[str, Any], device: torch.device) -> None:
-        """Write the state if it is due.
-
-        Raises:
-            TimeIsUp: the end has come.
-        """
+        """Write the state if it is due."""
         now = time.monotonic()
         over = self.end is not None and now > self.end
         if self.path is not None and (over or now - self._written > 60 * self.minutes):

@@ -31,12 +31,7 @@ def overall(groups: dict[str, dict[str, Any]], kind: str) -> float | None:
 
 
 def mean_temperatures(points: Sequence[dict[str, Any]], after: float) -> dict[str, dict[str, float]]:
-    """Mean temperatures over the points of `Log.temperatures` after that step which count as sampling.
-
-    Returns:
-        {kind: {"all": of all weights together, and each part of the network by its name}}; a kind that does not exist
-        (the kinetic one of a sampler without momentum) is left out.
-    """
+    """Mean temperatures over the points of `Log.temperatures` after that step which count as sampling."""
     chosen = [point["groups"] for point in points if point["step"] > after and point["sampling"]]
     means: dict[str, dict[str, float]] = {}
     for kind in KINDS:

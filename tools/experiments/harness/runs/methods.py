@@ -67,11 +67,7 @@ Further = Callable[[Plan], Any]
 
 
 def optimizer(make: Any, **further: Further) -> Build:
-    """Builder of ``make(groups, lr, weight_decay=λ/N, **further)``: the mode of the posterior that samplers sample.
-
-    Args:
-        further: arguments, as functions of the `Plan`.
-    """
+    """Builder of ``make(groups, lr, weight_decay=λ/N, **further)``: the mode of the posterior that samplers sample."""
 
     def build(groups: Groups, plan: Plan) -> Any:
         decay = plan.settings.prior_precision / plan.num_data
@@ -133,11 +129,7 @@ class RunMethod:
         return Plan(settings, lr, num_data, steps, self.weights_name(settings))
 
     def settings(self, settings: Settings, num_data: int) -> Settings:
-        """Settings of its run: of a method as it comes burn-in is the warm-up of ``AdaptedSGHMC(total_steps=)``.
-
-        Raises:
-            ValueError: the budget is too small for such a warm-up.
-        """
+        """Settings of its run: of a method as it comes burn-in is the warm-up of ``AdaptedSGHMC(total_steps=)``."""
         if not self.as_it_comes:
             return settings
         if (steps := self._chain_steps(settings, num_data)) < LEAST_BUDGET:
@@ -153,11 +145,7 @@ class RunMethod:
         return None if self.network is None else settings.named_networks.get(self.name.lower(), self.network)
 
     def card(self, settings: Settings) -> dict[str, Any] | None:
-        """Card of a learned sampler's weights, None of other methods.
-
-        Raises:
-            ValueError, FileNotFoundError: there are no such weights.
-        """
+        """Card of a learned sampler's weights, None of other methods."""
         if (name := self.weights_name(settings)) is None:
             return None
         try:
@@ -316,6 +304,7 @@ class Row:
         lr: learning rate that is given.
         rate_of: the row whose chosen learning rate it takes.
         times: its budget, in that of the comparison.
+        seeds: number of its seeds, if that is not the comparison's.
         changes: settings in which it differs from the comparison.
     """
 
@@ -323,12 +312,13 @@ class Row:
     lr: float | None = None
     rate_of: str = ""
     times: int = 1
+    seeds: int | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, settings: Settings) -> Settings:
         """Settings of its runs."""
         steps = None if settings.steps is None else self.times * settings.steps
-        return replace(settings, steps=steps, **self.changes)
+        return replace(settings, **{"steps": steps, **self.changes})
 
 
 #: Names of the settings that are tuned in tables.

@@ -22,12 +22,6 @@ class Muon(torch.optim.Optimizer):
     With m ← d·m + (1−d)·(g + wd·θ) and U·S·Vᵀ the Nesterov momentum d·m + (1−d)·g of a tensor as a matrix with a row
     for each output: θ ← θ − lr·0.2·√(longer side)·U·Vᵀ. (K. Jordan et al., Muon, 2024; U·Vᵀ by five Newton–Schulz
     iterations.) Tensors with fewer than two axes: Adam, β = (d, 0.99).
-
-    Args:
-        params: parameters or groups.
-        lr: of both.
-        momentum: d.
-        weight_decay: added to the gradient, as the prior's is for the other methods.
     """
 
     def __init__(self, params: Any, lr: float, momentum: float = 0.9, weight_decay: float = 0.0) -> None:

@@ -21,11 +21,7 @@ from meta_tasks.datasets.files import read_npy
 
 @dataclass(frozen=True)
 class NetworkOptions(DeviceOptions, DataOptions, RunOptions):
-    """The options of every tool that compares methods on a network and a data set.
-
-    Raises:
-        ValueError: an argument out of range, by name and value.
-    """
+    """The options of every tool that compares methods on a network and a data set."""
 
     # Data, network, posterior and budget.
     settings: Annotated[Settings, tyro.conf.OmitArgPrefixes] = field(default_factory=Settings)
@@ -58,11 +54,7 @@ class NetworkOptions(DeviceOptions, DataOptions, RunOptions):
         }
 
     def load_reference(self, data: ImageData) -> torch.Tensor | None:
-        """The probabilities of --reference, in double precision; None without it.
-
-        Raises:
-            ValueError, FileNotFoundError: there is no such file, or it holds no probabilities for these test images.
-        """
+        """The probabilities of --reference, in double precision; None without it."""
         if self.reference is None:
             return None
         try:

@@ -47,6 +47,7 @@ class Result:
         gradient_evaluations: in minibatches; a gradient over the whole training set counts as its minibatches.
         num_samples: weights averaged; 1 for a single network.
         curves: of each of `CURVES` the test scores of the average over the first 1, 2, … samples (of kld 2, 3, …).
+        losses: the course of the mean training loss, in nats.
         acceptance_rate: of HMC after burn-in.
         mean_temperatures, modes, converged: see `experiments.harness.runs.measures`.
         corruptions: {"images": how many, "source": whose, "scores": {corruption: {measure: its values at severities 1
@@ -74,6 +75,7 @@ class Result:
     gradient_evaluations: int = 0
     num_samples: int = 0
     curves: dict[str, list[float]] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
     acceptance_rate: float | None = None
     mean_temperatures: dict[str, dict[str, float]] = field(default_factory=dict)
     modes: dict[str, Any] | None = None
@@ -120,15 +122,7 @@ def new_result(
     own_network: Mapping[str, str] = {},
     row: str = "",
 ) -> Result:
-    """The run before it is run: its settings (without the weights of other methods) and its network.
-
-    Args:
-        own_network: fingerprints of the network, if it is a user's own: see `runs.networks.own_network`.
-        row: its name in tables, if that is not the method's.
-
-    Raises:
-        ValueError, FileNotFoundError: a learned sampler without weights.
-    """
+    """The run before it is run: its settings (without the weights of other methods) and its network."""
     method = METHODS[method_name]
     values = {key: value for key, value in asdict(settings).items() if key not in ("networks", "half")}
     card = method.card(settings)

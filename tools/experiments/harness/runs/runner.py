@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
 from experiments.harness.devices import device_name, synchronize
 from experiments.harness.run_store import RunStore, data_fingerprint
@@ -29,10 +28,9 @@ from experiments.harness.runs.methods import METHODS
 from experiments.harness.runs.minibatches import Minibatches
 from experiments.harness.runs.networks import build_network, own_network
 from experiments.harness.runs.result import Result, new_result
-from experiments.harness.runs.scoring import score, validate, write_curves
+from experiments.harness.runs.scoring import score, validate
 from experiments.harness.runs.settings import Settings
 from experiments.harness.runs.training import Training
-from learned_samplers.integrations.tensorboard import write_exploration, write_settings
 from learned_samplers.posterior import OwnBuffers, PosteriorSamples, SampleCollection
 from learned_samplers.posterior.tensor_files import NotFinite
 from meta_tasks.datasets import ImageData
@@ -57,14 +55,8 @@ class Resume:
 class Runs:
     """The runs on one data set in one folder; none is done twice.
 
-    Files: ``runs/<name>.json`` (the result, written last), ``samples/<name>.safetensors`` (the weights),
-    ``predictions/<name>.safetensors`` (probabilities, see `predictions`) and ``tensorboard/<name>/``.
-
-    Args:
-        data: on the device to run on.
-        ood: out-of-distribution images by name, on that device.
-        store: of the results; see `store_for`.
-        resume: where states of unfinished runs lie; by default nowhere.
+    Files: ``runs/<name>.json`` (the result, written last), ``samples/<name>.safetensors`` (the weights)
+    and ``predictions/<name>.safetensors`` (probabilities, see `predictions`).
     """
 
     def __init__(
@@ -86,26 +78,14 @@ class Runs:
         variant: str = "",
         row: str = "",
     ) -> Result:
-        """Do one run, or read its result where it is on disk with the same settings.
-
-        Args:
-            settings, method_name, lr, seed: what to run; the seed sets initialisation, minibatches and noise.
-            title: of the progress bar.
-            bar: of all runs of a comparison, whose total becomes what there is to compute; by default each run has its
-                own.
-            test: whether to score the run on the test images; a run to be tuned by does without.
-            variant, row: see `Result`.
-
-        Raises:
-            ValueError: settings that cannot be run, by name.
-        """
+        """Do one run, or read its result where it is on disk with the same settings."""
         settings = METHODS[method_name].settings(settings, self.data.num_data)
         steps = settings.budget(self.data.num_data)
         result = new_result(settings, method_name, lr, seed, variant, own_network(settings, self.data), row)
         finished = self._finished(result, settings, test)
         if finished is None:
             checkpoint = self.resume.checkpoint(result, self.store)
-            self.store.begin(result.name, "samples", "predictions", curves=checkpoint.state is None)
+            self.store.begin(result.name, "samples", "predictions")
             with nullcontext(bar) if bar is not None else progress(total=steps, unit="grad") as shown:
                 shown.set_description(title or result.name)
                 before = shown.n
@@ -130,8 +110,6 @@ class Runs:
             if not self.store.path(wanted.name, "samples", ".safetensors").is_file():
                 return None
             score(result, self.samples(result, settings), self.data, self.ood, self.store, settings.half)
-            with SummaryWriter(self.store.board(wanted.name)) as writer:
-                write_curves(result, writer)
             self.keep(result)
         return result
 
@@ -143,28 +121,21 @@ class Runs:
         draws = Minibatches(data, settings, result.seed)
         torch.manual_seed(result.seed)
         samples: SampleCollection | None = None
-        with SummaryWriter(self.store.board(result.name)) as writer:
-            log = Log(writer, bar, data, steps)
-            try:
-                training = Training(method, settings, result.lr, data, steps, draws, log, checkpoint)
-                samples = training.samples()
-            except (Diverged, FloatingPointError, NotFinite) as error:
-                result.diverged = str(error)
-            synchronize(data.train_x.device)
-            result.device, result.threads = device_name(str(data.train_x.device)), torch.get_num_threads()
-            result.seconds = log.seconds + time.perf_counter() - log.start - log.validation_seconds
-            result.gradient_evaluations, result.acceptance_rate = log.gradients, log.acceptance_rate
-            result.mean_temperatures = mean_temperatures(log.temperatures, settings.burn_in * steps)
-            if samples is not None:
-                validate(result, samples, data, self.store)
-                if test and result.diverged is None:
-                    score(result, samples, data, self.ood, self.store, settings.half)
-                    write_curves(result, writer)
-            outcome = {"validation_nll": result.validation_nll, **result.scores, "seconds": result.seconds}
-            numbers = {f"result/{key}": value for key, value in outcome.items() if value is not None}
-            made_of = {**result.settings, **result.made_of}
-            del made_of["settings"]
-            write_settings(writer, made_of, numbers)
+        log = Log(bar, data, steps)
+        try:
+            samples = Training(method, settings, result.lr, data, steps, draws, log, checkpoint).samples()
+        except (Diverged, FloatingPointError, NotFinite) as error:
+            result.diverged = str(error)
+        synchronize(data.train_x.device)
+        result.device, result.threads = device_name(str(data.train_x.device)), torch.get_num_threads()
+        result.seconds = log.seconds + time.perf_counter() - log.start - log.validation_seconds
+        result.gradient_evaluations, result.acceptance_rate = log.gradients, log.acceptance_rate
+        result.mean_temperatures = mean_temperatures(log.temperatures, settings.burn_in * steps)
+        result.losses = log.losses
+        if samples is not None:
+            validate(result, samples, data, self.store)
+            if test and result.diverged is None:
+                score(result, samples, data, self.ood, self.store, settings.half)
 
     def keep(self, result: Result) -> None:
         """Write a run's result, with the measures that it has got since."""
@@ -183,10 +154,7 @@ class Runs:
             if lines and count > 1 and len(self.data.val_y) and result.modes is None:
                 independent = METHODS[result.method].averaging in ("ensemble", "chains")
                 origin = common_start(settings, self.data, result.seed, independent=independent)
-                exploration = explored(self.samples(result, settings), self.data, origin, settings)
-                result.modes = modes(exploration)
-                with SummaryWriter(self.store.board(result.name)) as writer:
-                    write_exploration(writer, exploration)
+                result.modes = modes(explored(self.samples(result, settings), self.data, origin, settings))
         if convergence and result.is_chain and count >= CONVERGENCE_DRAWS and result.converged is None:
             result.converged = converged(self.samples(result, settings))
         if before != (result.modes, result.converged):

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
 from experiments.harness.run_store import RunStore
-from experiments.harness.runs.result import CURVES, Result
+from experiments.harness.runs.result import Result
 from learned_samplers import diagnostics, metrics
 from learned_samplers.posterior.collect import SampleCollection
 from meta_tasks.datasets import ImageData
@@ -76,24 +75,9 @@ def score(
 
 
 def median_ess(single: Tensor, labels: Tensor) -> float | None:
-    """Effective sample size of one chain's log-probability of the true label, the median over test examples.
-
-    Args:
-        single: probabilities of each sample, (K, n, classes).
-        labels: (n,).
-
-    Returns:
-        None for fewer samples than an effective size takes.
-    """
+    """Effective sample size of one chain's log-probability of the true label, the median over test examples."""
     if len(single) < diagnostics.MINIMUM_DRAWS:
         return None
     true = single.gather(2, labels.expand(len(single), -1).unsqueeze(-1)).squeeze(-1)
     draws = true.clamp_min(metrics.FLOOR).log().cpu().numpy()
     return float(np.median(diagnostics.ess(draws[None])))
-
-
-def write_curves(result: Result, writer: SummaryWriter) -> None:
-    """Test scores against the number of samples, for TensorBoard."""
-    for name, curve in result.curves.items():
-        for count, value in enumerate(curve, start=CURVES[name]):
-            writer.add_scalar(f"model_average/{name}", value, count)

@@ -23,11 +23,7 @@ MODELS = ("mlp", "cnn", "lenet", "gong_cnn", "resnet20_frn", "resnet", *text_net
 
 @dataclass(frozen=True)
 class Settings:
-    """Data, network, budget and posterior; the same for every method of a comparison.
-
-    Raises:
-        ValueError: an argument out of range, by name and value.
-    """
+    """Data, network, budget and posterior; the same for every method of a comparison."""
 
     # A name (digits, mnist, cifar10, imdb, …), or npz:FILE with x_train, y_train, x_test, y_test.
     dataset: str = "digits"

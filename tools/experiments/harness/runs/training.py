@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from experiments.harness.devices import Replayed, compiled
 from experiments.harness.runs.checkpoint import Checkpoint
-from experiments.harness.runs.log import LOGS, VALIDATIONS, Log
+from experiments.harness.runs.log import VALIDATIONS, Log
 from experiments.harness.runs.methods import Plan, RunMethod
 from experiments.harness.runs.minibatches import Minibatches
 from experiments.harness.runs.networks import build_network, parameter_groups
@@ -46,12 +46,7 @@ class Training:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
 
     def samples(self) -> SampleCollection:
-        """Train; the weights whose predictions are averaged.
-
-        Raises:
-            Diverged, FloatingPointError: the run did.
-            TimeIsUp: the minutes are over.
-        """
+        """Train; the weights whose predictions are averaged."""
         return AVERAGES[self.method.averaging](self)
 
     def begin(self, steps: int) -> tuple[nn.Module, Any]:
@@ -70,12 +65,7 @@ class Training:
     def loop(
         self, model: nn.Module, optimizer: Any, steps: int, schedule: Any = None, member: int = 0, **parts: Any
     ) -> None:
-        """The ordinary training loop, `steps` minibatches long; it goes on from the state of an earlier command.
-
-        Args:
-            member: number of this network among those that share the run.
-            parts: what else has a state: the samples so far, say.
-        """
+        """The ordinary training loop, `steps` minibatches long; it goes on from the state of an earlier command."""
         log, cost, device = self.log, self.method.gradients_per_step, self.data.train_x.device
         parts = {"model": model, "optimizer": optimizer, "log": log, **parts}
         if schedule is not None:
@@ -89,43 +79,38 @@ class Training:
             inputs, labels = next(self.minibatches)
             # IVON's gradient is taken at a draw from its Gaussian; that of all others at the weights.
             with getattr(optimizer, "sampled_params", nullcontext)():
-                loss, outputs = evaluate(inputs, labels)
-            log.add(loss, outputs, labels)
-            before = None
+                loss = evaluate(inputs, labels)
+            log.add(loss)
             if step % log.every == 0:
-                log.write(step * cost, optimizer)
-                before = [p.detach().clone() for p in model.parameters()]
+                log.look(step * cost, optimizer)
             if getattr(optimizer, "needs_closure", False):
                 self._step_with_closure(model, optimizer, inputs, labels, loss)
             else:
                 optimizer.step()
                 log.count_gradients()
-            if before is not None:
-                log.moved(step * cost, before, model)
             if schedule is not None:
                 schedule.step()
             if step % log.validate_every == 0:
-                log.validate(step * cost, model)
+                log.validate(model)
             self.checkpoint.keep(member, step - first_step, parts, device)
 
-    def _evaluation(self, model: nn.Module) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Function (inputs, labels) → loss and outputs, which leaves the gradients of the weights."""
+    def _evaluation(self, model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+        """Function (inputs, labels) → loss, which leaves the gradients of the weights."""
         network = compiled(model, model) if self.settings.compiled else model
         params = [p for p in model.parameters() if p.requires_grad]
 
-        def evaluate(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-            outputs = network(inputs)
-            return cross_entropy(outputs, labels), outputs
+        def evaluate(inputs: Tensor, labels: Tensor) -> Tensor:
+            return cross_entropy(network(inputs), labels)
 
         if self.settings.compiled and self.data.train_x.is_cuda:
             return Replayed(evaluate, params)
 
-        def plain(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        def plain(inputs: Tensor, labels: Tensor) -> Tensor:
             for p in params:
                 p.grad = None
-            loss, outputs = evaluate(inputs, labels)
+            loss = evaluate(inputs, labels)
             loss.backward()
-            return loss, outputs
+            return loss
 
         return plain
 
@@ -237,17 +222,13 @@ def _full_batch(run: Training) -> SampleCollection:
         return total
 
     cost = (settings.leapfrog_steps + 1) * settings.steps_per_epoch(data.num_data)
-    every = max(1, trajectories // LOGS)
     with PosteriorSamples(model, sampler, **collection(run.method, settings, trajectories)) as samples:
         parts = {"model": model, "optimizer": sampler, "samples": samples, "log": log}
         begun = run.checkpoint.begin(0, parts, data.train_x.device)
         for trajectory in range(begun + 1, trajectories + 1):
-            loss = sampler.step(closure).item()
-            if trajectory % every == 0:
-                log.writer.add_scalar("train/loss", loss, trajectory * cost)
-                log.writer.add_scalar("hmc/acceptance_rate", sampler.acceptance_rate, trajectory * cost)
+            sampler.step(closure)
             if trajectory % max(1, trajectories // VALIDATIONS) == 0:
-                log.validate(trajectory * cost, model)
+                log.validate(model)
             log.count_gradients(cost)
             run.checkpoint.keep(0, trajectory, parts, data.train_x.device)
     log.acceptance_rate = sampler.acceptance_rate
@@ -269,9 +250,6 @@ AVERAGES: dict[str, Callable[[Training], SampleCollection]] = {
 def collection(method: RunMethod, settings: Settings, steps: int) -> dict[str, Any]:
     """Burn-in and thinning, in steps (trajectories for HMC), that give `num_samples` evenly spaced samples; of a
     cyclical method about so many over its sampling phases.
-
-    Raises:
-        ValueError: there are not so many steps.
     """
     if not method.cyclical:
         thinning = round(steps * (1 - settings.burn_in)) // settings.num_samples

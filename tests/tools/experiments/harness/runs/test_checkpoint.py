@@ -30,7 +30,7 @@ def test_a_run_that_was_broken_off_ends_as_one_that_was_not(name, tmp_path, monk
 
     def stopping(self, *arguments):
         keep(self, *arguments)
-        if next(stops) in (7, 30, 31):
+        if next(stops) in ((2, 8, 9) if name == "HMC" else (7, 30, 31)):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Checkpoint, "keep", stopping)
