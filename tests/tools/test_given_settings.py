@@ -80,7 +80,7 @@ def test_with_hmc_every_run_is_compared_with_its_chains_of_other_seeds(tmp_path)
     hmc = ["--epochs", "12", "--leapfrog-steps", "1", "--sampler", "SGD", "HMC", "--model", "mlp", "--given-settings"]
     options = ["--limit", "320", "--num-samples", "4", "--hidden", "10", "--out", str(tmp_path)]
     compare.main([*options, *hmc, "--seeds", "1"])
-    assert "total variation" not in (tmp_path / "table.md").read_text(), "there is no other chain"
+    assert "| total variation" not in (tmp_path / "table.md").read_text(), "there is no other chain"
     compare.main([*options, *hmc, "--seeds", "3"])
     folder, methods = tmp_path / "steps_60" / "predictions", methods_of(tmp_path)
     chains = [load_file(path)["test"].double() for path in sorted(folder.glob("HMC*"))]
