@@ -4,9 +4,9 @@
     python tools/benchmark.py memory    # state and peak memory of a step of every sampler
     python tools/benchmark.py chains    # eight small networks side by side, beside one alone
 
-Rounds are interleaved; compare the numbers as ratios, within one run. `step` takes a quarter of an hour and says of each
-part how long it takes; `memory` and `chains` take minutes. Tables of the parts that are finished are left when it is
-stopped.
+Rounds are interleaved; compare the numbers as ratios, within one run. `step` takes a quarter of an hour and says of
+each part how long it takes; `memory` and `chains` take minutes. Tables of the parts that are finished are left when it
+is stopped.
 """
 
 from __future__ import annotations

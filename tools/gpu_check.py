@@ -4,12 +4,12 @@
     python tools/gpu_check.py --data DATA              # with cifar10.npz and cifar100.webp: rows of the table at 32×32
     python tools/gpu_check.py --device cpu --minutes 1
 
-Needs the library and its dependencies, nothing else (--data also tyro, torchmetrics, Pillow, scikit-learn). (a) Every sampler
-steps, resumes and moves between devices; predictions and meta-training's inner loop are those of the CPU. (b)
+Needs the library and its dependencies, nothing else (--data also tyro, torchmetrics, Pillow, scikit-learn). (a) Every
+sampler steps, resumes and moves between devices; predictions and meta-training's inner loop are those of the CPU. (b)
 Milliseconds of a step and a training step beside torch's Adam, on a ResNet-20 and a transformer of ten million weights.
 (c) Member-steps a second of meta-training, and the hours of the L2E paper's protocol. (d) In what is left of --minutes,
-with --data, the rows of `compare.py --preset cifar32`. Writes gpu_check.json and gpu_check.md under --out, after each part. Ends with 1
-if (a) found something.
+with --data, the rows of `compare.py --preset cifar32`. Writes gpu_check.json and gpu_check.md under --out, after each
+part. Ends with 1 if (a) found something.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ INNER = ((4, 1, 128), (8, 3, 128), (16, 5, 128))
 MEMBERS = (2, 32)
 PAPER = 1000 * 2 * 3000  # member-steps of the L2E paper's meta-training
 ADAPTED: dict[str, Callable[[Any], Any]] = {
-    "AdaptedSGHMC by L2E": lambda params: AdaptedSGHMC(params, 1e-9, NUM_DATA, warmup_steps=2, warmup=L2E),
+    "AdaptedSGHMC by L2E": lambda params: AdaptedSGHMC(params, 1e-9, NUM_DATA, warmup_steps=2, warmup=L2E)
 }
 
 
@@ -93,12 +93,12 @@ def weights(model: nn.Module) -> Tensor:
 def resumed(make: Callable[[Any], Any], device: str, model: nn.Module, sampler: Any, steps: int) -> Tensor:
     """The weights of a new sampler on a device after so many more steps from the state of this one."""
     state = {"model": copy.deepcopy(model.state_dict()), "sampler": copy.deepcopy(sampler.state_dict())}
-    other, again, go = trained(make, device)
-    other.load_state_dict(state["model"])
-    again.load_state_dict(state["sampler"])
+    network, sampler, go = trained(make, device)
+    network.load_state_dict(state["model"])
+    sampler.load_state_dict(state["sampler"])
     torch.manual_seed(1)
     go(steps)
-    return weights(other)
+    return weights(network)
 
 
 def check_sampler(make: Callable[[Any], Any], device: str) -> None:
@@ -242,7 +242,7 @@ def speeds(device: str, enough: Callable[[], bool]) -> dict[str, dict[str, dict[
 
             closure()
             row = {"training step": 1e3 * per_call(partial(sampler.step, closure), device)}
-            if name != "KineticL2E":  # its step is with a second gradient
+            if not getattr(sampler, "needs_closure", False):  # else a step is with its gradients
                 step = sampler.step if name == "torch Adam" else step_of(sampler)
                 row["step"] = 1e3 * per_call(step, device)
             row["weights"] = sum(p.numel() for p in model.parameters())

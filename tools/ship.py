@@ -90,14 +90,20 @@ def ship(options: Options) -> Path:
     if options.first_stage is not None:
         first = weights.load_card(options.first_stage)
         training["first_stage"] = {**first["meta_training"], "curve": first["curve"]}
-    said = {name: text for name in ("learned", "chosen") if (text := getattr(options, name)) is not None}
+    sentences = {name: text for name in ("learned", "chosen") if (text := getattr(options, name)) is not None}
     if options.replaces is not None:
-        found = difference(options.source, options.replaces, options.tasks, options.data)
-        print(found)
-        if found.worse:
-            raise ValueError(f"replaces={options.replaces}: the new weights are worse, {found}")
-        card["metrics"] = {**card.get("metrics", {}), "replaced": asdict(found)}
-    card = {**card, **said, "name": options.name, "meta_training": training, "defaults": {**card["defaults"], "lr": lr}}
+        replaced = difference(options.source, options.replaces, options.tasks, options.data)
+        print(replaced)
+        if replaced.worse:
+            raise ValueError(f"replaces={options.replaces}: the new weights are worse, {replaced}")
+        card["metrics"] = {**card.get("metrics", {}), "replaced": asdict(replaced)}
+    card = {
+        **card,
+        **sentences,
+        "name": options.name,
+        "meta_training": training,
+        "defaults": {**card["defaults"], "lr": lr},
+    }
     with TemporaryDirectory() as folder:
         file = Path(folder) / "weights.safetensors"
         weights.save(file, network, card)

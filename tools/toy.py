@@ -16,10 +16,7 @@ from experiments.toys.bias import Bias
 from experiments.toys.bias import draw as draw_bias
 from experiments.toys.regression import Regression, regression
 
-COMMANDS: dict[str, tuple[type, Action]] = {
-    "bias": (Bias, draw_bias),
-    "regression": (Regression, regression),
-}
+COMMANDS: dict[str, tuple[type, Action]] = {"bias": (Bias, draw_bias), "regression": (Regression, regression)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -18,7 +18,7 @@ from learned_samplers.metrics.arrays import FLOOR, class_labels, probabilities
 from learned_samplers.posterior import SampleCollection
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Exploration:
     """How the P pairs of samples differ. Each field has shape (P,), in the order of ``pairs``.
 
@@ -41,6 +41,10 @@ class Exploration:
     ambiguity: np.ndarray
     barrier: np.ndarray
     lines: LossLines
+
+    def __repr__(self) -> str:
+        medians = ", ".join(f"{name} {value:.3g}" for name, value in self.summary().items())
+        return f"Exploration({len(self.pairs)} pairs; medians: {medians})"
 
     def by_separation(self) -> dict[float, dict[str, float]]:
         """The median of every measure over the pairs of each separation, from the nearest to the furthest."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -61,6 +62,8 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
         # SIGTERM may come twice of itself, to the process group and from a launcher.
         if number == signal.SIGINT and number in received:
             raise KeyboardInterrupt
+        if number == signal.SIGINT:  # at once: the iteration may take half a minute
+            print("interrupted: the iteration is finished and saved; Ctrl-C again stops at once", file=sys.stderr)
         received.append(number)
 
     try:

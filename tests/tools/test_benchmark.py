@@ -21,7 +21,7 @@ def test_no_percentile_lies_below_every_measurement(times):
 
 @pytest.mark.parametrize("clock", ["wall", "processor"])
 def test_the_rounds_count_and_the_warm_up_does_not(clock, monkeypatch, capsys):
-    """With clocks of our own: rounds of ten steps of 9, 3 and 5 s by the one that is asked for; the other stands still."""
+    """Rounds of ten steps of 9, 3 and 5 s by the clock that is asked for; the other one stands still."""
     durations, now = iter([9.0] * 10 + [3.0] * 10 + [5.0] * 10), {"wall": 0.0, "processor": 0.0}
     monkeypatch.setattr("time.perf_counter", lambda: now["wall"])
     monkeypatch.setattr("time.process_time", lambda: now["processor"])
@@ -127,12 +127,7 @@ def test_a_step_command_that_is_stopped_leaves_what_is_finished(tmp_path, monkey
 
 @pytest.mark.parametrize(
     ("name", "compiled", "most"),
-    [
-        ("L2E", True, 3.5),
-        ("L2E", False, 9.0),
-        ("L2E, network l2e", True, 3.5),
-        ("L2E, network l2e", False, 4.5),
-    ],
+    [("L2E", True, 3.5), ("L2E", False, 9.0), ("L2E, network l2e", True, 3.5), ("L2E, network l2e", False, 4.5)],
 )
 def test_a_step_of_l2e_on_one_huge_tensor_needs_little_beside_its_state(name, compiled, most):
     """In weights: the noise and the two outputs are three; torch makes the direction and adaptive features, too."""

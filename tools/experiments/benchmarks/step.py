@@ -89,7 +89,7 @@ def contestants(make: Callable[[], list[Tensor]], options: StepBenchmark) -> dic
 
 
 def trainer(model: nn.Module, make: Callable[[Any], Any], batch: Callable[[], tuple[Tensor, Tensor]]) -> Step:
-    """One whole training step: a minibatch, forward, backward, update."""
+    """A whole training step: a minibatch, forward, backward, update."""
     sampler = make(model.parameters())
 
     def closure() -> Tensor:
@@ -218,7 +218,7 @@ def network() -> nn.Sequential:
 
 
 def regression_step(model: nn.Module, name: str, x: Tensor, y: Tensor) -> Step:
-    """One whole step on these rows."""
+    """A whole step on these rows."""
     leapfrog: dict[str, Any] = {"leapfrog_steps": 10} if name == "HMC" else {}
     sampler = table.SAMPLERS[name](model.parameters(), lr=1e-6, num_data=len(x), prior_precision=1.0, **leapfrog)
 

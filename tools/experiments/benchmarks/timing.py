@@ -67,7 +67,7 @@ def uncompiled(step: Step) -> Step:
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """How things are timed."""
+    """Clock, rounds and device."""
 
     # Rounds: in each, every contestant takes one timed step in turn.
     rounds: int = 60

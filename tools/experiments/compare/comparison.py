@@ -77,7 +77,7 @@ class Comparison:
             bar.reset(total=planned_gradients(options, data))
 
     def run(self, job: Job) -> Result:
-        """One run of a row at one of its settings."""
+        """A run of a row at one of its settings."""
         method, described = self.options.row(job.name).method, self.describe(job.setting)
         return self.runs[job.budget].run(
             *(self.settings(job.name, job.budget, job.setting), method, job.setting.lr, job.seed),

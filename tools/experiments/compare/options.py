@@ -25,8 +25,8 @@ from meta_tasks.datasets import ImageData, find_corrupted
 ROW_NAMES = dict.fromkeys((*METHODS, *(name for preset in PRESETS.values() for name in preset.rows)))
 RowName = Annotated[str, one_of(ROW_NAMES, metavar="METHOD")]
 TUNING_SEEDS = 1000  # the first seed of the tuning, with --seed 0
-#: Values that are tried beside learning rates. Of weight decays that of the posterior's mode, λ/N, is always among them: the
-#: mode of a deep network with a narrow prior can be useless where its posterior is not.
+#: Values that are tried beside learning rates. Of weight decays that of the posterior's mode, λ/N, is always among them:
+#: the mode of a deep network with a narrow prior can be useless where its posterior is not.
 VALUES = {
     "momentum_decay": (0.05, 0.1, 0.3),
     "temperature": (1.0, 0.1, 0.01),
@@ -86,7 +86,7 @@ class CompareOptions(NetworkOptions):
     # Runs side by side, each a process.
     jobs: int = 1
     # The names of the options that stand on the command line.
-    given: tyro.conf.Suppress[tuple[str, ...]] = ()
+    on_command_line: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,7 +141,7 @@ class CompareOptions(NetworkOptions):
         tried: dict[str, tuple[float, ...]] = dict(VALUES)
         for name in VALUES:
             single = getattr(self.settings, name, None)
-            if single is not None and (name in self.given or single != getattr(self._usual(), name)):
+            if single is not None and (name in self.on_command_line or single != getattr(self._usual(), name)):
                 tried[name] = (single,)
         for text in self.values:
             name, _, values = text.partition("=")
@@ -164,13 +164,13 @@ class CompareOptions(NetworkOptions):
 
     def alternatives(self, data: ImageData) -> dict[str, tuple[float, ...]]:
         """Values of the settings that `RunMethod.tunes` names."""
-        tried = self.tried()
+        values = self.tried()
         precisions = [self.settings.prior_precision]
-        for precision in (decay * data.num_data for decay in tried.pop("weight_decay")):
+        for precision in (decay * data.num_data for decay in values.pop("weight_decay")):
             # One that is as good as another would be tried in the place of another setting.
-            if all(abs(precision - other) > 0.1 * other for other in precisions):
+            if all(abs(precision - tried) > 0.1 * tried for tried in precisions):
                 precisions.append(precision)
-        return {**tried, "prior_precision": tuple(dict.fromkeys(precisions))}
+        return {**values, "prior_precision": tuple(dict.fromkeys(precisions))}
 
     def tries_at(self, budget: int, data: ImageData, name: str) -> int:
         """Settings that a row tries at a budget."""
@@ -226,8 +226,8 @@ def parse_compare(arguments: Sequence[str] | None, description: str | None = Non
         values: Any = {**rows, **preset.options}
         presets[name] = CompareOptions(settings=preset.settings, budgets=preset.budgets, preset=name, **values)
     words = sys.argv[1:] if arguments is None else arguments
-    given = tuple(word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--"))
-    return replace(parse(arguments, CompareOptions(), presets, description), given=given)
+    names = tuple(word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--"))
+    return replace(parse(arguments, CompareOptions(), presets, description), on_command_line=names)
 
 
 def _number(text: str, value: str) -> float:

@@ -256,20 +256,20 @@ def _robust_cells(
     for key, (heading, _) in DISTANCES.items() if report.is_compared else ():
         cells[heading] = spread(_values(rows, key), 4)
     good = finished(results)
-    for other in good[0].ood if good else ():
-        cells[f"AUROC {other}"] = spread([result.ood[other]["auroc"] for result in good], 3)
-        information = [run.ood[other].get("information_auroc") for run in good]
-        cells[f"AUROC {other}, information"] = spread([x for x in information if x is not None], 3)
-        cells[f"entropy {other} [nats]"] = spread([result.ood[other]["mean_entropy"] for result in good], 3)
+    for images in good[0].ood if good else ():
+        cells[f"AUROC {images}"] = spread([result.ood[images]["auroc"] for result in good], 3)
+        information = [run.ood[images].get("information_auroc") for run in good]
+        cells[f"AUROC {images}, information"] = spread([x for x in information if x is not None], 3)
+        cells[f"entropy {images} [nats]"] = spread([result.ood[images]["mean_entropy"] for result in good], 3)
     return cells
 
 
 def _health_cells(results: Sequence[Result]) -> dict[str, str]:
     cells = {}
-    for kind in ("kinetic", "configurational"):
-        means = results[0].mean_temperatures.get(kind)
+    for temperature in ("kinetic", "configurational"):
+        means = results[0].mean_temperatures.get(temperature)
         parts = [value for name, value in means.items() if name != "all"] if means else []
-        cells[f"{kind} T"] = f"{means['all']:.3g} ({min(parts):.3g} to {max(parts):.3g})" if means else "–"
+        cells[f"{temperature} T"] = f"{means['all']:.3g} ({min(parts):.3g} to {max(parts):.3g})" if means else "–"
     for key, (heading, decimals) in PAIRS.items():
         cells[heading] = spread(_modes(results, key), decimals)
     return cells

@@ -20,7 +20,7 @@ FLAGS = tyro.conf.FlagCreatePairsOff
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Where the results go."""
+    """Folder of the results."""
 
     # Folder for the results; by default one under runs/.
     out: Path | None = None
@@ -49,7 +49,7 @@ class RunOptions(OutputOptions):
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Where the data are."""
+    """Folder of the data."""
 
     # Folder of the data files; by default LEARNED_SAMPLERS_DATA, else ~/.cache/learned_samplers.
     data: str | None = None
@@ -57,7 +57,7 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """Where to compute."""
+    """Device to compute on."""
 
     # Device, such as cpu or cuda:0; auto takes a GPU where there is one.
     device: str = "auto"

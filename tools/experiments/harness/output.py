@@ -1,4 +1,4 @@
-"""What a tool writes beside its runs: the table, the numbers, and the command that made them."""
+"""Tables, numbers and messages of a tool, and the command that made them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -53,7 +54,22 @@ def explained(out: Path | None = None) -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(f"interrupted{kept}")
     except (ValueError, TypeError, OSError, FloatingPointError, RuntimeError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {one_line(error)}")
+
+
+def one_line(error: BaseException) -> str:
+    """An error in one line: its message, and of a process that failed the last line of the traceback that it sent."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return f"{lines[0]} {lines[-1].strip()}" if any("Traceback (most" in line for line in lines) else lines[0]
+
+
+def quiet_threads() -> None:
+    """Let a thread that fails (a logger's, on a full disk) say so in one line."""
+
+    def hook(failure: Any) -> None:
+        print(f"error in {failure.thread.name}: {one_line(failure.exc_value)}", file=sys.stderr)
+
+    threading.excepthook = hook
 
 
 @contextmanager

@@ -54,9 +54,9 @@ class RunStore:
         store.of_other_code = self.of_other_code
         return store
 
-    def path(self, name: str, kind: str = "runs", suffix: str = ".json") -> Path:
+    def path(self, name: str, folder: str = "runs", suffix: str = ".json") -> Path:
         """A file of the run of that name."""
-        return self.folder / kind / f"{name}{suffix}"
+        return self.folder / folder / f"{name}{suffix}"
 
     def run(self, name: str, settings: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The result of that name made with these settings: the one on disk, else that of ``make``, written there.
@@ -135,26 +135,26 @@ class RunStore:
         self.done.add(self.path(name))
         return record["result"]
 
-    def write_tensors(self, name: str, kind: str, tensors: Mapping[str, Tensor]) -> None:
-        """Put tensors of that run into the folder of their kind, as a safetensors file with checksums."""
-        path = self.path(name, kind, ".safetensors")
+    def write_tensors(self, name: str, folder: str, tensors: Mapping[str, Tensor]) -> None:
+        """Put tensors of that run into a folder beside it, as a safetensors file with checksums."""
+        path = self.path(name, folder, ".safetensors")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(path, {key: tensor.cpu() for key, tensor in tensors.items()}, {})
 
-    def read_tensors(self, name: str, kind: str) -> dict[str, Tensor]:
-        """The tensors of a run of that kind."""
-        path = self.path(name, kind, ".safetensors")
+    def read_tensors(self, name: str, folder: str) -> dict[str, Tensor]:
+        """The tensors of a run in that folder."""
+        path = self.path(name, folder, ".safetensors")
         try:
             return read_tensors(path, torch.device("cpu"))[0]
         except ValueError as error:
             raise ValueError(f"{error}; delete {self.path(name)} or use --fresh to do the run again") from error
 
-    def begin(self, name: str, *kinds: str) -> None:
+    def begin(self, name: str, *folders: str) -> None:
         """Remove the files of an earlier run of that name, so that they do not mix with those of this one."""
         self._take()
         self.path(name).unlink(missing_ok=True)
-        for kind in kinds:
-            (self.folder / kind).mkdir(parents=True, exist_ok=True)
+        for folder in folders:
+            (self.folder / folder).mkdir(parents=True, exist_ok=True)
 
     def _made_of(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         made_of = {"settings": settings, "data": self.data, "torch": torch.__version__}

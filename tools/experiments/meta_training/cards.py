@@ -1,4 +1,4 @@
-"""What a weight card says of where its weights come from, and the command that repeats a training."""
+"""The origin of weights, as their card has it, and the command that repeats a training."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 def without_infinities(value: Any) -> Any:
     """Plain values with None in the place of NaN and infinities, which JSON has not; a sampler that fails has them."""
     if isinstance(value, dict):
-        return {key: without_infinities(each) for key, each in value.items()}
+        return {key: without_infinities(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [without_infinities(each) for each in value]
+        return [without_infinities(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def commit() -> str | None:
     """The commit that these tools are at, None outside a repository."""
-    found = subprocess.run(
+    answer = subprocess.run(
         ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     )
-    return found.stdout.strip() or None
+    return answer.stdout.strip() or None
 
 
 def reproducing(command: str, iterations: int) -> str:

@@ -69,7 +69,7 @@ def gaussian_law(
 
 
 def _shape(sampler: LearnedSampler, coordinates: int) -> tuple[int, ...]:
-    """Of so many coordinates, as the sampler's network wants to see them."""
+    """Shape of so many coordinates, as the sampler's network wants to see them."""
     sees = FEATURE_SETS.get(getattr(getattr(sampler, "settings", None), "feature_set", ""))
     if sees is None or not sees.matrix:
         return (coordinates,)
@@ -84,7 +84,7 @@ def l2e_law(
     stiffness: Sequence[float] = (0.05, 0.2),
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Measure the law of an `L2E`, of either form, for its card: `gaussian_law`, and what each term of its step does."""
+    """Measure the law of an `L2E` for its card: `gaussian_law`, and what each term of its step does."""
     law = gaussian_law(make, coordinates=coordinates, stiffness=stiffness, seed=seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

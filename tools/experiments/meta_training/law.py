@@ -22,14 +22,9 @@ SMALL = 0.02  # a bias of the variance that is small enough whatever it was befo
 
 
 def law_of(
-    source: Path,
-    lr: float | None,
-    *,
-    num_data: int = 50_000,
-    coordinates: int = 2000,
-    energy: float | None = None,
+    source: Path, lr: float | None, *, num_data: int = 50_000, coordinates: int = 2000, energy: float | None = None
 ) -> dict[str, Any]:
-    """What stands in the card of the law of the weights in a file; they are read from it, as a user would."""
+    """The law of the weights in a file, as their card has it; they are read from it, as a user would."""
     card = weights.load_card(source)
     sampler = registered(card["sampler"])
     lr = card["defaults"]["lr"] if lr is None else lr
@@ -51,22 +46,22 @@ def meta_law(
     4 and the momentum decay by 2 at a time, so that the friction C = a/ε stays and the bias, O(ε), vanishes.
     """
     curvature = torch.linspace(*STIFFNESS, COORDINATES) / lr
-    found: dict[str, list[float]] = {"lr": [], "momentum_decay": [], "largest_bias": [], "error": [], "kinetic": []}
+    measured: dict[str, list[float]] = {"lr": [], "momentum_decay": [], "largest_bias": [], "error": [], "kinetic": []}
     steps = max(LEAST, round(TIME / momentum_decay))
     for halving in range(HALVINGS):
         rate, decay = lr / 4**halving, momentum_decay / 2**halving
         sampler = chain(source, rate, decay, curvature, num_data, chains)
         bias, error, kinetic = biases(*sampler, curvature, steps * 2**halving, num_data, energy)
         worst = int(bias.abs().argmax())
-        for key, value in zip(found, (rate, decay, bias[worst].item(), error[worst].item(), kinetic), strict=True):
-            found[key].append(value)
-    coarse, bound = max(map(abs, found["largest_bias"][:-1])), (bias.abs() + 2 * error).max().item()
+        for key, value in zip(measured, (rate, decay, bias[worst].item(), error[worst].item(), kinetic), strict=True):
+            measured[key].append(value)
+    coarse, bound = max(map(abs, measured["largest_bias"][:-1])), (bias.abs() + 2 * error).max().item()
     vanishes = math.isfinite(coarse) and bound <= max(SMALL, coarse / 2)
-    said = ", ".join(f"{value:+.1%}" for value in found["largest_bias"])
-    reason = f"variance {said} (± {found['error'][-1]:.1%}) at ε, ε/2 and ε/4, at constant friction"
+    biases_text = ", ".join(f"{value:+.1%}" for value in measured["largest_bias"])
+    reason = f"variance {biases_text} (± {measured['error'][-1]:.1%}) at ε, ε/2 and ε/4, at constant friction"
     probe = MetaSGMCMC([torch.zeros(1, requires_grad=True)], lr, num_data, network=source)
     verdict = "O(h)" if vanishes else "biased"
-    return {"verdict": verdict, "reason": reason, **measured_at(probe), **found, "energy": energy}
+    return {"verdict": verdict, "reason": reason, **measured_at(probe), **measured, "energy": energy}
 
 
 def chain(
@@ -76,8 +71,8 @@ def chain(
     stream = torch.Generator().manual_seed(0)
     draws = torch.randn(chains, len(curvature), generator=stream) * (num_data * curvature).rsqrt()
     theta = draws.requires_grad_()
-    own: dict[str, Any] = {"momentum_decay": decay, "momentum_init": "normal", "generator": stream}
-    return theta, MetaSGMCMC([theta], lr, num_data, network=source, **own)
+    settings: dict[str, Any] = {"momentum_decay": decay, "momentum_init": "normal", "generator": stream}
+    return theta, MetaSGMCMC([theta], lr, num_data, network=source, **settings)
 
 
 def biases(

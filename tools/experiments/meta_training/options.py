@@ -122,13 +122,14 @@ def setting_options(sampler: str) -> type[Any]:
     """A dataclass of the sampler's settings that can be meta-trained with; None is the sampler's own default."""
     settings, made = REGISTRY[sampler].settings_class, []
     kinds = typing.get_type_hints(settings)
-    for each in fields(settings):
-        if each.metadata.get("in_card", True) and each.name not in LEARNED_RULES[sampler].fixed:
-            doc = tyro.conf.arg(help=each.metadata.get("doc") or "See the sampler.")
-            made.append((each.name, Annotated[typing.Optional[kinds[each.name]], doc], field(default=None)))  # noqa: UP045
-    kind = make_dataclass("SettingOptions", made, frozen=True)
-    kind.__doc__ = f"Settings of {sampler}; None is its own default."
-    return kind
+    for setting in fields(settings):
+        name = setting.name
+        if setting.metadata.get("in_card", True) and name not in LEARNED_RULES[sampler].fixed:
+            doc = tyro.conf.arg(help=setting.metadata.get("doc") or "See the sampler.")
+            made.append((name, Annotated[typing.Optional[kinds[name]], doc], field(default=None)))  # noqa: UP045
+    options = make_dataclass("SettingOptions", made, frozen=True)
+    options.__doc__ = f"Settings of {sampler}; None is its own default."
+    return options
 
 
 # ---------------------------------------------------------------- on what, and how
@@ -136,7 +137,7 @@ def setting_options(sampler: str) -> type[Any]:
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """What it is trained on."""
+    """Tasks that it is trained on."""
 
     # Task family: paper for GPUs, paper_small for a CPU, cpu for small images, residual for more kinds of networks at
     # these, direction for the direction of a step alone (hard images, many of them), digits for a first try without
@@ -165,21 +166,21 @@ class TaskOptions:
         """The task family."""
         check_positive("lrs", self.lrs or ())
         check_positive("momentum_decays", self.momentum_decays or (), 1)
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        given = {name: v for name, v in values.items() if v is not None and (name, v) != ("device", "cpu")}
-        family = given.pop("family")
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        chosen = {name: v for name, v in values.items() if v is not None and (name, v) != ("device", "cpu")}
+        family = chosen.pop("family")
         if family == "gaussians":
-            for name in given.keys() - {"lrs", "momentum_decays"}:
-                raise ValueError(f"{name}={given[name]}: family 'gaussians' has no images, and is on the CPU")
-            return GaussianFamily(**given)
-        if "datasets" in given:
-            given["dataset_names"] = given.pop("datasets")
-        return family_named(family, root=given.pop("data", None), device=given.pop("device", "cpu"), **given)
+            for name in chosen.keys() - {"lrs", "momentum_decays"}:
+                raise ValueError(f"{name}={chosen[name]}: family 'gaussians' has no images, and is on the CPU")
+            return GaussianFamily(**chosen)
+        if "datasets" in chosen:
+            chosen["dataset_names"] = chosen.pop("datasets")
+        return family_named(family, root=chosen.pop("data", None), device=chosen.pop("device", "cpu"), **chosen)
 
 
 @dataclass(frozen=True)
 class HorizonOptions:
-    """How long the inner loop is."""
+    """Length of the inner loop."""
 
     # Steps of the inner loop: shortest and longest, log-uniform between them.
     horizon: tuple[int, int] = (400, 400)
@@ -283,8 +284,8 @@ class Options:
     held_out_lrs: tuple[float, ...] | None = None
     # Stop after this many minutes; the same command continues the run.
     minutes: float | None = None
-    # Whether to show a progress bar.
-    progress: bool = True
+    # Show no progress bar.
+    no_progress: bool = False
 
     def make_rule(self) -> NetworkRule:
         """The rule; ValueError, TypeError, FileNotFoundError: there is no such rule, or no such start."""

@@ -37,7 +37,7 @@ class Difference:
 
     @property
     def worse(self) -> bool:
-        """Whether the new ones lose by more than two standard errors."""
+        """True if the new ones lose by more than two standard errors."""
         return self.difference > 2 * self.error
 
     def __str__(self) -> str:
@@ -55,12 +55,12 @@ def held_out_losses(source: Path, protocol: dict[str, Any], tasks: int, data: st
     family, horizon = protocol["tasks"], protocol["horizon"]
     if family["name"] not in FAMILIES:
         raise ValueError(f"weights trained on {family['name']!r} have no held-out tasks, only {', '.join(FAMILIES)}")
-    own = {name: family[name] for name in CHANGEABLE if family.get(name) is not None}
-    own = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
+    changes = {name: family[name] for name in CHANGEABLE if family.get(name) is not None}
+    changes = {name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()}
     one_core()
     network, card = weights.load(source)
     evaluation = HeldOutEvaluation(
-        family_named(family["name"], root=data, **own),
+        family_named(family["name"], root=data, **changes),
         horizon["longest"],
         samples=horizon["samples"],
         tasks=tasks,
@@ -83,6 +83,6 @@ def difference(new: Path, former: Path, tasks: int, data: str | None = None) -> 
 
 def difference_of(new: Tensor, former: Tensor) -> Difference:
     """The same, of the losses (tasks,) of both."""
-    each = new - former
-    error = each.std().item() / math.sqrt(len(each))
-    return Difference(new.mean().item(), former.mean().item(), each.mean().item(), error, len(each))
+    differences = new - former
+    error = differences.std().item() / math.sqrt(len(differences))
+    return Difference(new.mean().item(), former.mean().item(), differences.mean().item(), error, len(differences))

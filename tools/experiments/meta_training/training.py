@@ -1,4 +1,4 @@
-"""One meta-training: its trainer, what is found out before it starts, and the weights with their card."""
+"""A meta-training: its trainer, the checks before it starts, and the weights with their card."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BASELINE_LRS = (0.02, 0.05, 0.1, 0.2)
 
 
 def executor_maker(workers: int) -> Callable[[Evaluator], Executor]:
-    """What runs an iteration's pairs; joins the process group if torchrun started this process."""
+    """Maker of the executor of an iteration's pairs; joins the process group if torchrun started this process."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1:
         if workers > 1:
@@ -60,20 +60,20 @@ def held_out(options: Options, family: ImageTaskFamily | GaussianFamily, rule: N
     """The evaluation on held-out tasks; ValueError where there are none, or the sampler cannot run on them."""
     if isinstance(family, GaussianFamily):
         raise ValueError("evaluate_every must be 0 for family 'gaussians', which has no held-out images")
-    own = options.gradient
+    gradient = options.gradient
     evaluation = HeldOutEvaluation(
         family,
-        own.horizon[1],
-        samples=own.samples,
+        gradient.horizon[1],
+        samples=gradient.samples,
         tasks=options.held_out_tasks,
         lrs=sorted(set(options.held_out_lrs or family.lrs)),
         baseline_lrs=BASELINE_LRS,
-        burn_in=own.burn_in,
+        burn_in=gradient.burn_in,
     )
     try:
         evaluation.check(rule)
     except ValueError as error:
-        chosen = ", ".join(f"{name}={getattr(own, name)}" for name in ("horizon", "samples", "burn_in"))
+        chosen = ", ".join(f"{name}={getattr(gradient, name)}" for name in ("horizon", "samples", "burn_in"))
         raise ValueError(f"evaluation with {chosen}: {error}") from error
     return evaluation
 
@@ -94,7 +94,7 @@ def check_sampler(rule: NetworkRule, seed: int, lr: float, momentum_decay: float
 
 
 def check_tasks(family: ImageTaskFamily | GaussianFamily, seed: int) -> None:
-    """Draw a task of every data set with all of the family's labels, so that none turns out to be missing hours later."""
+    """Draw a task of every data set with all of the family's labels: none shall turn out to be missing hours later."""
     if not isinstance(family, ImageTaskFamily):
         family.task(seed, 0, 0)
         return

@@ -123,9 +123,13 @@ class MultiTask(Experiment):
     def images(self, problem: str) -> MultiTaskData:
         """A data set with as many images as the settings say, on the device; the last one is kept."""
         if problem not in self.sets:
-            own = self.options.settings
-            limits: dict[str, Any] = {"limit": own.train, "limit_validation": own.validation, "limit_test": own.test}
-            self.sets = {problem: load_overlaid(problem, self.options.data, size=own.size, **limits).to(self.device)}
+            images = self.options.settings
+            limits: dict[str, Any] = {
+                "limit": images.train,
+                "limit_validation": images.validation,
+                "limit_test": images.test,
+            }
+            self.sets = {problem: load_overlaid(problem, self.options.data, size=images.size, **limits).to(self.device)}
         return self.sets[problem]
 
     def data(self, problem: str) -> str:

@@ -81,7 +81,7 @@ class SingleTasks(LinearScalarisation):
     """Networks that share nothing: the gradient of the losses' sum is for each parameter that of its own task."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of every task's particles on its own loss; the losses (K, M)."""
+        """A step of every task's particles on its own loss; the losses (K, M)."""
         assert closure is not None
         losses: list[Tensor] = []
 

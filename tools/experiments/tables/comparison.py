@@ -67,7 +67,7 @@ def plain(rows: Mapping[str, np.ndarray], part: str) -> float:
 
 
 def run(options: TablesOptions, method: str, split: str, rows: Mapping[str, np.ndarray]) -> Run:
-    """One run in a process of its own, with one thread; "failed" says why there is nothing."""
+    """A run in a process of its own, with one thread; "failed" says why there is nothing."""
     root = Path(__file__).parents[3]
     path = os.pathsep.join([str(root), str(root / "tools"), os.environ.get("PYTHONPATH", "")])
     single = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")

@@ -20,27 +20,27 @@ IMAGES = 1000  # on which losses along lines are evaluated
 LINES = 45  # between pairs of samples: all of ten
 STARTS = 16  # independent initial networks, over which the mean is what members of an ensemble share
 CONVERGENCE_DRAWS = 2 * diagnostics.MINIMUM_DRAWS  # that cR̂ of κ = 2 takes
-KINDS = ("kinetic", "configurational")
+TEMPERATURES = ("kinetic", "configurational")
 
 
-def overall(groups: dict[str, dict[str, Any]], kind: str) -> float | None:
+def overall(groups: dict[str, dict[str, Any]], temperature: str) -> float | None:
     """Temperature of all weights together: the mean over the parts of the network, by their number of weights."""
-    measured = [group for group in groups.values() if group.get(kind) is not None]
+    measured = [group for group in groups.values() if group.get(temperature) is not None]
     size = sum(group["size"] for group in measured)
-    return sum(group["size"] * group[kind] for group in measured) / size if measured else None
+    return sum(group["size"] * group[temperature] for group in measured) / size if measured else None
 
 
 def mean_temperatures(points: Sequence[dict[str, Any]], after: float) -> dict[str, dict[str, float]]:
     """Mean temperatures over the points of `Log.temperatures` after that step which count as sampling."""
     chosen = [point["groups"] for point in points if point["step"] > after and point["sampling"]]
     means: dict[str, dict[str, float]] = {}
-    for kind in KINDS:
-        series = {"all": [overall(groups, kind) for groups in chosen]}
+    for temperature in TEMPERATURES:
+        series = {"all": [overall(groups, temperature) for groups in chosen]}
         for name in chosen[0] if chosen else ():
-            series[name] = [groups[name].get(kind) for groups in chosen]
+            series[name] = [groups[name].get(temperature) for groups in chosen]
         measured = {name: [value for value in values if value is not None] for name, values in series.items()}
         if measured["all"]:
-            means[kind] = {name: float(np.mean(values)) for name, values in measured.items() if values}
+            means[temperature] = {name: float(np.mean(values)) for name, values in measured.items() if values}
     return means
 
 

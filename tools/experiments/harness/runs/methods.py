@@ -26,7 +26,7 @@ Groups = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings, learning rate, N, steps (HMC: trajectories) and name of a learned sampler's weights: what `build` gets."""
+    """Argument of `build`: settings, learning rate, N, steps (HMC: trajectories), and a learned sampler's weights."""
 
     settings: Settings
     lr: float
@@ -176,7 +176,7 @@ _CYCLICAL = ("temperature", "exploration_ratio")
 
 
 def _with_averages(name: str, build: Build, lr: float, tunes: tuple[str, ...], ensemble: str) -> dict[str, RunMethod]:
-    """Rows of an optimizer: its last weights, an ensemble, the snapshots of its trajectory, and their moving average."""
+    """Rows of an optimizer: its last weights, an ensemble, snapshots of its trajectory, and their moving average."""
     return {
         name: RunMethod(build, lr, "none", tunes),
         ensemble: RunMethod(build, lr, "ensemble", tunes),

@@ -26,15 +26,15 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(self, params: Any, lr: float, momentum: float = 0.9, weight_decay: float = 0.0) -> None:
         super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
-        rest = [
+        vectors = [
             {**group, "params": [p for p in group["params"] if p.ndim < 2], "betas": (group["momentum"], 0.99)}
             for group in self.param_groups
         ]
-        rest = [group for group in rest if group["params"]]
-        self._adam = torch.optim.Adam(rest) if rest else None
+        vectors = [group for group in vectors if group["params"]]
+        self._adam = torch.optim.Adam(vectors) if vectors else None
 
     def _directions(self, params: list[Tensor], ahead: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-        """Where each matrix moves, from its Nesterov momentum; root mean square 1."""
+        """Direction of each matrix, from its Nesterov momentum; root mean square 1."""
         return orthogonal(ahead)
 
     @torch.no_grad()

@@ -28,7 +28,7 @@ _LOADED: dict[Path, tuple[bytes, ModuleType]] = {}
 
 
 def is_own(model: str) -> bool:
-    """Whether a model's name is that of a user's factory."""
+    """True for the name of a user's factory."""
     return ":" in model
 
 

@@ -1,4 +1,4 @@
-"""One run of one method: train, average, score, and keep the result for the next call."""
+"""Runs of a method: train, average, score, and keep the result for the next call."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Runs:
         variant: str = "",
         row: str = "",
     ) -> Result:
-        """Do one run, or read its result where it is on disk with the same settings."""
+        """Do a run, or read its result if it is on disk with the same settings."""
         settings = METHODS[method_name].settings(settings, self.data.num_data)
         steps = settings.budget(self.data.num_data)
         result = new_result(settings, method_name, lr, seed, variant, own_network(settings, self.data), row)

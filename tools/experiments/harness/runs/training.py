@@ -34,7 +34,7 @@ MOVING_SHARE = 0.1  # of the budget that a moving average of the weights remembe
 
 @dataclass(frozen=True)
 class Training:
-    """One run of a method, before it is run: ``steps`` minibatch gradients, in the end `samples`."""
+    """A run of a method, before it is run: ``steps`` minibatch gradients, in the end `samples`."""
 
     method: RunMethod
     settings: Settings
@@ -139,7 +139,7 @@ class Training:
 
 
 def _last_weights(run: Training) -> SampleCollection:
-    """One trained network."""
+    """A trained network."""
     model, optimizer = run.begin(run.steps)
     run.loop(model, optimizer, run.steps, CosineAnnealingLR(optimizer, run.steps))
     return PosteriorSamples.from_samples(model, [model.state_dict()])
