@@ -2,10 +2,10 @@
 
 ResNet-20-FRN of width 16, 40,960 training images without augmentation, batch 80, prior N(0, 1/5) in every optimizer,
 samplers at T = 0.1, pixels standardised. Three rates a method, by the NLL of the averaged prediction of the 9,040
-validation images after five epochs; a row that derives from another one takes its rate. Fifty epochs in all for every row: an ensemble's
-members, chains and cycles share them. Ten samples (or snapshots) of the last fifth are averaged, two a chain or cycle.
-Scores are of the test images with an even index; the odd ones are closed until every row has its second seed, and are
-then opened once (``--half odd``). With ``--reference`` predictions are compared with those of HMC.
+validation images after five epochs; a row that derives from another one takes its rate. Fifty epochs in all for every
+row: an ensemble's members, chains and cycles share them. Ten samples (or snapshots) of the last fifth are averaged, two
+a chain or cycle. Scores are of the test images with an even index; the odd ones are closed until every row has its
+second seed, and are then opened once (``--half odd``). With ``--reference`` predictions are compared with those of HMC.
 
 The rows of reports/results.md were run by this protocol with commit 3bd4aa08; rows that are missing there come first.
 A run of 50 epochs takes one to two hours of a CPU's core: with ``--state FOLDER`` it goes on from there after a stop.

@@ -109,6 +109,7 @@ class RunMethod:
         gradients_per_step: gradient evaluations that one step costs.
         cyclical: samples are taken in the sampling phases of cycles, the method's own or `CyclicalSchedule`'s.
         as_it_comes: nothing of it is tuned; see `settings`.
+        planned: it warms up as long as ``AdaptedSGHMC(total_steps=)`` does, and burn-in is not shorter.
         name: in the table.
     """
 
@@ -122,6 +123,7 @@ class RunMethod:
     gradients_per_step: int = 1
     cyclical: bool = False
     as_it_comes: bool = False
+    planned: bool = False
     name: str = ""
 
     def plan(self, settings: Settings, lr: float, num_data: int, steps: int) -> Plan:
@@ -130,11 +132,12 @@ class RunMethod:
 
     def settings(self, settings: Settings, num_data: int) -> Settings:
         """Settings of its run: of a method as it comes burn-in is the warm-up of ``AdaptedSGHMC(total_steps=)``."""
-        if not self.as_it_comes:
+        if not (self.as_it_comes or self.planned):
             return settings
         if (steps := self._chain_steps(settings, num_data)) < LEAST_BUDGET:
             raise ValueError(f"{self.name} needs a chain of at least {LEAST_BUDGET} gradients, got {steps}")
-        return replace(settings, burn_in=warmup_of(steps, num_data) / steps)
+        share = warmup_of(steps, num_data) / steps
+        return replace(settings, burn_in=max(share, settings.burn_in) if self.planned else share)
 
     def _chain_steps(self, settings: Settings, num_data: int) -> int:
         """Steps of the run, or of each of its chains."""
@@ -237,7 +240,9 @@ _ROWS: dict[str, RunMethod] = {
     ),
     # The same as a plan for the whole budget, with a warm-up at two thirds of the chain's rate.
     "PlannedWhitenedSGHMC": RunMethod(
-        sampler("AdaptedSGHMC", warmup=lambda plan: partial(WhitenedSGHMC, lr=plan.lr / 1.5), **_BUDGET), 0.003
+        sampler("AdaptedSGHMC", warmup=lambda plan: partial(WhitenedSGHMC, lr=plan.lr / 1.5), **_BUDGET),
+        0.003,
+        planned=True,
     ),
     "SGNHT": _chain("SGNHT", 0.05),
     "CyclicalSGMCMC": replace(

@@ -88,12 +88,11 @@ class Runs:
             self.store.begin(result.name, "samples", "predictions")
             with nullcontext(bar) if bar is not None else progress(total=steps, unit="grad") as shown:
                 shown.set_description(title or result.name)
-                before = shown.n
                 self._train(result, settings, steps, shown, test, checkpoint)
             self.keep(result)
             checkpoint.remove()
             if bar is not None:
-                bar.total = max(bar.total - steps + bar.n - before, bar.n)
+                bar.total -= steps - result.gradient_evaluations
         elif bar is not None and result.name not in self.seen:
             bar.total -= steps
         if bar is not None:
