@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -12,19 +11,19 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import prior_mean, sharding, validation
-from learned_samplers.base.guards import broken_off, misuse, precision, shards
+from learned_samplers.base.guards import broken_off, precision, resumed, shards
+from learned_samplers.base.noise import NoisyOptimizer
 from learned_samplers.base.operations import as_number
+from learned_samplers.base.warning import warn
 
 
-class ResumableOptimizer(torch.optim.Optimizer):
+class ResumableOptimizer(NoisyOptimizer):
     """A ``torch.optim.Optimizer`` that draws random numbers and continues bit for bit from its ``state_dict``."""
 
     #: Per-coordinate state tensors, in the order in which the update takes and returns them.
     state_names: ClassVar[tuple[str, ...]] = ()
     #: Keys of the parameter groups that choose the rule or its state: the same in every group, and in a loaded state.
     structural: ClassVar[tuple[str, ...]] = ()
-    #: Where the noise comes from; None is torch's global generator.
-    generator: torch.Generator | None = None
     #: Keys of the parameter groups without which a saved state says nothing about the update.
     hyperparameters: ClassVar[tuple[str, ...]] = ()
     #: Whether this chain is held by several processes (None: not known before the first step).
@@ -33,19 +32,18 @@ class ResumableOptimizer(torch.optim.Optimizer):
     broken_off: bool = False
     #: After a state was loaded, until the next step: what the weights saved with it sum up to.
     saved_weights: list[float] | None = None
-    #: The device mesh that the parameters are sharded over, and within a step this process's parts of them.
+    #: Whether this process has agreed with the others on the noise of a replicated chain.
+    agreed: bool = False
+    #: The device mesh that the parameters are sharded over.
     mesh: Any = None
-    parts: shards.LocalParts | None = None
+    #: The `CyclicalSchedule` that is attached to this sampler, or None.
+    schedule: Any = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if self.mesh is None:  # a copy of a sampler of sharded parameters: they know theirs
             sharded = (p for group in self.param_groups for p in group["params"] if sharding.is_sharded(p))
             self.mesh = next((p.device_mesh for p in sharded), None)
-
-    def inner_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Optimizers that a step of this one drives."""
-        return []
 
     def name_of(self, group: dict[str, Any], index: int) -> str:
         """The name of a parameter for messages: its own, or its number and shape."""
@@ -83,7 +81,7 @@ class ResumableOptimizer(torch.optim.Optimizer):
             everything = [p for group in self.param_groups for p in group["params"]]
             saved["sampler"]["shapes"] = [list(p.shape) for p in everything]
             saved["sampler"]["dtypes"] = [_dtype_name(p) for p in everything]
-            saved["sampler"]["weight_sums"] = misuse.weight_sums(everything)
+            saved["sampler"]["weight_sums"] = resumed.weight_sums(everything)
         if self.replicated:
             saved["sampler"]["replicated"] = True
         waiting = [
@@ -118,7 +116,7 @@ class ResumableOptimizer(torch.optim.Optimizer):
             super().load_state_dict({**state_dict, "param_groups": filled})
             self._own(state_dict)
             for group in self.param_groups:
-                self._validate(group)
+                self.check_group(group)
         except BaseException:
             self.__setstate__({"state": state, "param_groups": groups})
             self.generator = generator
@@ -131,17 +129,15 @@ class ResumableOptimizer(torch.optim.Optimizer):
             values = ((_target(own, key), _target(saved, key)) for own, saved in zip(groups, filled, strict=True))
             before, now = next((pair for pair in values if pair[0] != pair[1]), (None, None))
             if before is not None:
-                warnings.warn(
+                warn(
                     f"the state was saved with {key}={now:g}, which has taken the place of {before:g}, as all "
-                    "hyperparameters of a saved state do: set it in param_groups again if it is to change",
-                    stacklevel=2,
+                    "hyperparameters of a saved state do: set it in param_groups again if it is to change"
                 )
         for there, here in zip(state_dict["sampler"].get("dtypes", ()), self._dtypes_sampled(), strict=False):
             if here and there != here:
-                warnings.warn(
+                warn(
                     f"the state was saved from {there} parameters, and these are {here}: the chain goes on with other "
-                    f"noise, not as it would have. Convert the network to {there} to resume it exactly",
-                    stacklevel=2,
+                    f"noise, not as it would have. Convert the network to {there} to resume it exactly"
                 )
                 break
 
@@ -152,8 +148,8 @@ class ResumableOptimizer(torch.optim.Optimizer):
     def _loaded(self) -> None:
         """Called once a saved state has been restored."""
 
-    def _validate(self, group: dict[str, Any]) -> None:
-        """Check the hyperparameters of a group; subclasses do."""
+    def check_group(self, group: dict[str, Any]) -> None:
+        """Check the settings of a group; subclasses do."""
 
     def _own(self, saved: dict[str, Any]) -> None:
         """Copy what torch has taken over as it is: two chains that share a momentum would both be wrong.
@@ -233,31 +229,6 @@ class ResumableOptimizer(torch.optim.Optimizer):
         except BaseException:
             restore()
             raise
-
-    def rng_state(self) -> dict[str, Tensor]:
-        """State of the sampler's own generator, or of the global ones of the devices that it draws on."""
-        if self.generator is not None:
-            return {"generator": self.generator.get_state()}
-        return self.global_rng_state()
-
-    def global_rng_state(self) -> dict[str, Tensor]:
-        """State of torch's global generators, of the CPU and of every GPU that holds parameters."""
-        devices = {p.device for group in self.param_groups for p in group["params"] if p.device.type == "cuda"}
-        return {"cpu": torch.get_rng_state(), **{str(d): torch.cuda.get_rng_state(d) for d in devices}}
-
-    def set_rng_state(self, states: dict[str, Tensor]) -> None:
-        """Restore what `rng_state` or `global_rng_state` gave; warns if the GPU of a saved state is missing."""
-        for name, state in states.items():
-            state = state.to("cpu", torch.uint8)
-            if name == "generator":
-                assert self.generator is not None
-                self.generator.set_state(state)
-            elif name == "cpu":
-                torch.set_rng_state(state)
-            elif torch.cuda.is_available():
-                torch.cuda.set_rng_state(state, name)
-            else:
-                warnings.warn(f"the noise of {name} cannot be resumed: there is no GPU here", stacklevel=3)
 
 
 def _target(group: dict[str, Any], key: str) -> Any:

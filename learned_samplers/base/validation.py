@@ -92,12 +92,6 @@ def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def momentum(group: dict[str, Any]) -> None:
-    """The group's ``momentum_decay`` lies in (0, 1] and its ``momentum_init`` is known."""
-    fraction("momentum_decay", group["momentum_decay"], open_left=True)
-    one_of("momentum_init", group["momentum_init"], ("zero", "normal"))
-
-
 def parameter(name: str, value: Any) -> None:
     """``value`` is a tensor that a sampler can move, real floating-point and dense, or one that is frozen.
 
@@ -139,6 +133,13 @@ def inputs_and_targets(data: Any) -> tuple[Tensor, Tensor]:
 # ------------------------------------------------------------------- the tensors of a parameter group
 
 
+def in_order(params: Any) -> Any:
+    """The first argument of an optimizer, generators as lists; TypeError for a set."""
+    if isinstance(params, set | frozenset):
+        raise TypeError("params must be in an order, got a set, in which a resumed chain could not find them again")
+    return params if isinstance(params, Tensor | dict) else list(params)
+
+
 def listed_parameters(param_group: Any) -> list[Any]:
     """The tensors, or (name, tensor) pairs, of a new parameter group as it is given to an optimizer.
 
@@ -151,7 +152,7 @@ def listed_parameters(param_group: Any) -> list[Any]:
     if "params" not in param_group:
         raise ValueError("param_group must have 'params'")
     params = param_group["params"]
-    if isinstance(params, set):
+    if isinstance(params, set | frozenset):
         raise TypeError("params must be in an order, got a set, in which a resumed chain could not find them again")
     listed = [params] if isinstance(params, Tensor) else list(params)
     if not listed:

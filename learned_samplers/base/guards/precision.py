@@ -14,8 +14,8 @@ Memory for each weight: 4 bytes for the master, and 4 instead of 2 for each numb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -58,17 +58,18 @@ def validate(sampler: Any, group: dict[str, Any], params: list[Tensor]) -> None:
                 )
 
 
-def on_masters(sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
-    """Apply the rule to the masters, in the place of half-precision parameters, and float32 gradients beside them.
-
-    Raises:
-        NotImplementedError: the step is being compiled.
-    """
-    if torch.compiler.is_compiling():
+def refuse_compiled(evaluation: Any) -> None:
+    """Raise NotImplementedError where a step that is being compiled would need masters."""
+    if evaluation.half_precision:
         raise NotImplementedError(
             "master_weights: a step of half-precision parameters cannot be compiled; compile the network, or keep "
             "float32 parameters"
         )
+
+
+@contextmanager
+def on_masters(sampler: Any, evaluation: Any) -> Iterator[None]:
+    """Within it masters take the place of half-precision parameters, and float32 gradients stand beside them."""
     swapped: list[tuple[Tensor, Tensor]] = []
     try:
         for group, inputs in zip(sampler.param_groups, evaluation.groups, strict=True):
@@ -78,7 +79,7 @@ def on_masters(sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
                     for values in inputs.per_parameter.values():
                         values[i] = values[i].float()
                     swapped.append(put_in_place(sampler, p))
-        rule()
+        yield
     except BaseException:  # no parameter may stay in float32, and what was written is not taken over
         for p, own in swapped:
             p.data = own
@@ -86,19 +87,13 @@ def on_masters(sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
     swap_out(swapped)
 
 
-def outside_autocast(sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
-    """Apply the rule in the parameters' own precision, where ``step`` is called inside of ``torch.autocast``."""
-    with without_autocast(sampler.param_groups):
-        rule()
-
-
 def without_autocast(groups: Sequence[dict[str, Any]]) -> AbstractContextManager[Any]:
     """For an update in the parameters' own precision.
 
     Its matrix products would be rounded, and compiled code is given addresses of what it takes for float32.
     """
-    kind = next((p.device.type for group in groups for p in group["params"]), "cpu")
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    device = next((p.device.type for group in groups for p in group["params"]), "cpu")
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def put_in_place(sampler: Any, p: Tensor) -> tuple[Tensor, Tensor]:

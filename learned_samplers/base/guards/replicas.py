@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from learned_samplers.base import sharding
-from learned_samplers.base.step import norms
+from learned_samplers.base.norms import norms
 
 #: Steps between two comparisons of the copies; the first is before the first step.
 CHECK_EVERY = 100

@@ -14,7 +14,7 @@ seed: two of a million steps may well share their noise, which no average sees.)
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,18 +24,6 @@ from torch import Tensor
 from learned_samplers.base.guards.precision import has_master, put_in_place, swap_out
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.sharding import is_sharded, local, placements, summed
-
-
-def on_parts(sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
-    """Apply the rule to this process's parts of the parameters.
-
-    Raises:
-        NotImplementedError: the step is being compiled.
-    """
-    if torch.compiler.is_compiling():
-        raise NotImplementedError("a step of sharded parameters cannot be compiled: compile the network")
-    with _on_parts(sampler, evaluation.groups):
-        rule()
 
 
 def mesh_of(sampler: Any, listed: Sequence[Any]) -> Any:
@@ -95,8 +83,14 @@ class LocalParts:
         return ShardSegment(owner) if is_sharded(owner) else Segments((part.numel(),))
 
 
+def refuse_compiled(sampler: Any) -> None:
+    """Raise NotImplementedError where a step of sharded parameters is being compiled."""
+    if sampler.mesh is not None:
+        raise NotImplementedError("a step of sharded parameters cannot be compiled: compile the network")
+
+
 @contextmanager
-def _on_parts(sampler: Any, evaluated: Sequence[Any]) -> Iterator[None]:
+def on_parts(sampler: Any, evaluation: Any = None) -> Iterator[None]:
     """Within it a sampler's groups, inputs and state are this process's parts; new state becomes DTensors after it."""
     state, before = sampler.state, sampler.generator.get_state()
     kept = [(group, group["params"], group["prior_mean"]) for group in sampler.param_groups]
@@ -110,7 +104,7 @@ def _on_parts(sampler: Any, evaluated: Sequence[Any]) -> Iterator[None]:
         for group, params, means in kept:
             group["params"] = [parts[p] for p in params]
             group["prior_mean"] = means if means is None else [local(mean) for mean in means]
-        for inputs in evaluated:
+        for inputs in evaluation.groups if evaluation is not None else ():
             inputs.gradients = [_gradient(g, p) for g, p in zip(inputs.gradients, inputs.params, strict=True)]
             inputs.params = [parts[p] for p in inputs.params]
         yield
@@ -136,7 +130,7 @@ def _gradient(gradient: Any, p: Any) -> Tensor:
 
 def make_state(sampler: Any) -> None:
     """Give a sampler that has taken no step its state, for a checkpoint to be read into."""
-    with torch.no_grad(), _on_parts(sampler, ()):
+    with torch.no_grad(), on_parts(sampler):
         for group in sampler.param_groups:
             for p in group["params"]:
                 if not sampler.parts.owners[p].requires_grad:
