@@ -25,8 +25,8 @@ from meta_tasks.datasets import ImageData, find_corrupted
 ROW_NAMES = dict.fromkeys((*METHODS, *(name for preset in PRESETS.values() for name in preset.rows)))
 RowName = Annotated[str, one_of(ROW_NAMES, metavar="METHOD")]
 TUNING_SEEDS = 1000  # the first seed of the tuning, with --seed 0
-#: Values that are tried beside learning rates. Of weight decays that of the posterior's mode, λ/N, is always among them:
-#: the mode of a deep network with a narrow prior can be useless where its posterior is not.
+#: Values that are tried beside learning rates. Of weight decays that of the posterior's mode, λ/N, is among them: the
+#: mode of a deep network with a narrow prior can be useless where its posterior is not.
 VALUES = {
     "momentum_decay": (0.05, 0.1, 0.3),
     "temperature": (1.0, 0.1, 0.01),
