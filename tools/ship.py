@@ -26,9 +26,9 @@ import torch
 import tyro
 from experiments.harness.options import at_least, positive
 from experiments.harness.output import explained
-from experiments.meta_training.cards import without_infinities
 from experiments.meta_training.law import law_of
 from experiments.meta_training.replaced import difference
+from experiments.meta_training.training import without_infinities
 
 from learned_samplers.base import validation
 from learned_samplers.learned import weights

@@ -15,9 +15,8 @@ from pathlib import Path
 import meta_train
 import pytest
 import torch
-from experiments.meta_training.cards import reproducing, without_infinities
 from experiments.meta_training.options import parse
-from experiments.meta_training.training import make_trainer
+from experiments.meta_training.training import make_trainer, reproducing, without_infinities
 
 from learned_samplers import L2E, MetaSGMCMC
 from learned_samplers.learned import weights

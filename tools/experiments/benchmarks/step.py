@@ -158,7 +158,7 @@ def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchma
     """Measure, and write the tables; those that are finished are written when the command is stopped."""
     parts = [options.prepare() + f", {options.long_rounds} on 10 million parameters" * bool(options.long_rounds)]
     resnet = [tuple(p.shape) for p in architectures.build("resnet20_frn", (3, 32, 32), 10).parameters()]
-    cases = {
+    cases: dict[str, tuple[list[tuple[int, ...]], int]] = {
         "ResNet-20": (resnet, options.rounds),
         "10 million in 200 tensors": ([(250, 200)] * 200, options.long_rounds),
     }

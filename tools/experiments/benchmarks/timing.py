@@ -28,8 +28,11 @@ Step = Callable[[], object]
 SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
     name: partial(entry, lr=LR, num_data=NUM_DATA) for name, entry in table.SAMPLERS.items()
 }
-SAMPLERS["CyclicalSGMCMC"] = partial(SAMPLERS["CyclicalSGMCMC"], cycle_length=100, exploration_ratio=0.0)
-SAMPLERS["L2E, network l2e"] = partial(SAMPLERS["L2E"], network="l2e")
+_TIMED: dict[str, Any] = {"lr": LR, "num_data": NUM_DATA}
+SAMPLERS["CyclicalSGMCMC"] = partial(
+    table.SAMPLERS["CyclicalSGMCMC"], cycle_length=100, exploration_ratio=0.0, **_TIMED
+)
+SAMPLERS["L2E, network l2e"] = partial(table.SAMPLERS["L2E"], network="l2e", **_TIMED)
 #: Those that have compiled code.
 COMPILED = ("L2E, network l2e", *(name for name, entry in table.SAMPLERS.items() if entry.is_learned))
 

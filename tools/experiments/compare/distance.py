@@ -30,10 +30,8 @@ from experiments.harness.runs.settings import Settings
 
 _POSTERIOR: dict[str, Any] = dict(temperature=1.0, num_samples=200, burn_in=0.25)
 DIGITS = Settings(model="mlp", hidden=(50,), prior_precision=3.0, leapfrog_steps=30, **_POSTERIOR)
-FASHION = Settings(
-    **dict(dataset="fashion_mnist", size=14, limit=2000, model="cnn", channels=8, depth=2, prior_precision=20.0),
-    **dict(leapfrog_steps=15, **_POSTERIOR),
-)
+_IMAGES: dict[str, Any] = dict(dataset="fashion_mnist", size=14, limit=2000, model="cnn", channels=8, depth=2)
+FASHION = Settings(prior_precision=20.0, leapfrog_steps=15, **_IMAGES, **_POSTERIOR)
 BUDGETS = (300, 1000, 3000, 10_000, 30_000)
 
 

@@ -5,21 +5,35 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 import tyro
 
 from experiments.compare.corruptions import check_images
 from experiments.compare.presets import PRESETS
-from experiments.harness.options import at_least, not_negative, one_of, parse, positive, refuse_changed
-from experiments.harness.runs.measures import CONVERGENCE_DRAWS
+from experiments.harness.devices import prepare_torch
+from experiments.harness.options import (
+    DataOptions,
+    DeviceOptions,
+    RunOptions,
+    at_least,
+    names_once,
+    not_negative,
+    one_of,
+    parse,
+    positive,
+    refuse_changed,
+)
+from experiments.harness.runs.measures import CONVERGENCE_DRAWS, HALVES
 from experiments.harness.runs.methods import METHODS, Row, RunMethod, Setting, candidates
-from experiments.harness.runs.options import NetworkOptions
 from experiments.harness.runs.settings import Settings
 from experiments.harness.runs.training import validate_run
+from learned_samplers.base.validation import one_of as check_one_of
 from meta_tasks.datasets import ImageData, find_corrupted
+from meta_tasks.datasets.files import read_npy
 
 #: Names of rows; the help text has them once, not in the place of a metavariable.
 ROW_NAMES = dict.fromkeys((*METHODS, *(name for preset in PRESETS.values() for name in preset.rows)))
@@ -38,9 +52,13 @@ MORE_VALUES = ("burn_in", "final_lr")
 
 
 @dataclass(frozen=True)
-class CompareOptions(NetworkOptions):
+class CompareOptions(DeviceOptions, DataOptions, RunOptions):
     """Compare samplers at equal gradient evaluations, each tuned on validation data, at one or several budgets."""
 
+    # Data, network, posterior and budget.
+    settings: Annotated[Settings, tyro.conf.OmitArgPrefixes] = field(default_factory=Settings)
+    # Predictive probabilities to compare with, HMC's for instance: an .npy file (test images, classes).
+    reference: Path | None = None
     # A preset of data, network, posterior and budgets; options given beside it override its values.
     preset: Annotated[str, one_of(PRESETS)] | None = None
     # Rows to compare, in the order of the tables: methods, or rows of the preset.
@@ -90,6 +108,12 @@ class CompareOptions(NetworkOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        names_once(self, "sampler")
+        if (steps := self.settings.steps) is not None:
+            refuse_changed(self.settings, "epochs", why=f"and steps={steps} exclude each other")
+        learned = {name.lower(): name for name, method in METHODS.items() if method.network is not None}
+        for name in self.settings.named_networks:
+            check_one_of("networks", name, learned)
         at_least(1, self, "grid", "tries", "tune_seeds", "keep", "tune_budget", "jobs")
         not_negative(self, "extensions", "corruptions", "minutes")
         positive(self, "lr", "state_minutes")
@@ -156,7 +180,10 @@ class CompareOptions(NetworkOptions):
         return tried
 
     def folder(self) -> Path:
-        return self.out or Path("runs") / f"compare_{self.preset or super().folder().name}"
+        """Folder of the results."""
+        dataset = Path(self.settings.dataset.removeprefix("npz:")).stem
+        model = self.settings.model.rpartition(":")[2]
+        return self.out or Path("runs") / f"compare_{self.preset or f'{dataset}_{model}'}"
 
     def all_budgets(self, data: ImageData) -> list[int]:
         """From the smallest to the largest."""
@@ -198,6 +225,40 @@ class CompareOptions(NetworkOptions):
         if self.tune_by == "distance":
             return self.seed_list()
         return range(TUNING_SEEDS + self.seed, TUNING_SEEDS + self.seed + self.tune_seeds)
+
+    def load_on_device(self) -> tuple[ImageData, dict[str, ImageData]]:
+        """The data and the out-of-distribution images on their device, for which torch is set up."""
+        device = prepare_torch(self.device, self.threads)
+        data = self.settings.load_data(self.data)
+        return data.to(device), {
+            name: images.to(device) for name, images in self.settings.load_ood(self.data, data).items()
+        }
+
+    def load_reference(self, data: ImageData) -> torch.Tensor | None:
+        """The probabilities of --reference, in double precision; None without it."""
+        if self.reference is None:
+            return None
+        try:
+            probabilities = torch.from_numpy(read_npy(self.reference)).double()
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"reference {self.reference} is no .npy file of numbers: {error}") from error
+        wanted = (len(data.test_y), data.num_classes)
+        if (shape := tuple(probabilities.shape)) != wanted:
+            raise ValueError(f"reference {self.reference} must have the shape {wanted}, got {shape}")
+        # Half precision is how large predictions are handed round.
+        sums = probabilities.sum(1, keepdim=True)
+        if not probabilities.isfinite().all() or probabilities.min() < 0 or (sums - 1).abs().max() > 0.01:
+            raise ValueError(f"reference {self.reference} must hold probabilities that sum to 1 for each image")
+        return (probabilities / sums)[HALVES[self.settings.half]]
+
+    def describe(self, data: ImageData) -> str:
+        """Data, network and posterior, for the terminal."""
+        settings = self.settings
+        return (
+            f"{settings.dataset}: {data.num_data} training, {len(data.val_y)} validation, {len(data.test_y)} test "
+            f"examples of {'×'.join(map(str, data.input_shape))}, {data.num_classes} classes\n{settings.model}, "
+            f"T={settings.temperature:g}, prior precision {settings.prior_precision:g}, {data.train_x.device}"
+        )
 
     def load(self) -> tuple[ImageData, dict[str, ImageData]]:
         """The data on their device, and the out-of-distribution images that are asked for; raises whatever is wrong

@@ -280,7 +280,7 @@ class UCI(DataOptions, OutputOptions):
         steps = steps if self.steps is None else self.steps
         sizes: Any = {"small": (batch[0], steps, 500), "large": (batch[1], steps, 3000)}
         burn_in = min(Protocol.hmc_burn_in, self.hmc_trajectories)
-        trajectories = {"hmc_trajectories": self.hmc_trajectories, "hmc_burn_in": burn_in}
+        trajectories: Any = {"hmc_trajectories": self.hmc_trajectories, "hmc_burn_in": burn_in}
         return Protocol(particles=self.particles, **trajectories, **sizes)
 
 

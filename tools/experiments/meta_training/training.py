@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,6 @@ from typing import Any
 import torch
 
 from experiments.harness.output import command_line
-from experiments.meta_training.cards import commit, reproducing, without_infinities
 from experiments.meta_training.options import Options, check_positive
 from learned_samplers.learned.cards import registered
 from learned_samplers.learned.weights import save as save_weights
@@ -144,3 +145,37 @@ def write_weights(trainer: Trainer, options: Options) -> Path:
     path = options.folder / "weights.safetensors"
     save_weights(path, rule.network(trainer.result), card)
     return path
+
+
+def without_infinities(value: Any) -> Any:
+    """Plain values with None in the place of NaN and infinities, which JSON has not; a sampler that fails has them."""
+    if isinstance(value, dict):
+        return {key: without_infinities(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_infinities(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def commit() -> str | None:
+    """The commit that these tools are at, None outside a repository."""
+    answer = subprocess.run(
+        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return answer.stdout.strip() or None
+
+
+def reproducing(command: str, iterations: int) -> str:
+    """The command that gives a meta-training's weights again, from the one that ended it and the iterations it did.
+
+    The limit on the time is left out, because another machine would stop after another number of iterations. Where no
+    iteration was done the command has a limit of zero minutes.
+    """
+    kept, words = [], iter(shlex.split(command))
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in ("--minutes", "--iterations"):
+            kept.append(word)
+        elif not value:
+            next(words)
+    ended = ["--iterations", str(iterations)] if iterations else ["--minutes", "0"]
+    return shlex.join([*kept, *ended])

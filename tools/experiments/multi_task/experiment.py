@@ -32,7 +32,8 @@ from experiments.multi_task.training import make_network, scores_of, short, trai
 from learned_samplers import plots
 from meta_tasks.datasets import MultiTaskData, load_overlaid
 
-DATASETS = ("multi_fashion_mnist", "multi_mnist", "multi_fashion")
+Name = Literal["multi_fashion_mnist", "multi_mnist", "multi_fashion"]
+DATASETS: tuple[Name, ...] = ("multi_fashion_mnist", "multi_mnist", "multi_fashion")
 #: Score → heading, factor, decimals.
 SCORES = {"accuracy": ("accuracy %", 100, 2), "brier": ("Brier", 1, 4), "ece": ("ECE %", 100, 2)}
 
@@ -58,7 +59,7 @@ class TaskOptions(DeviceOptions, DataOptions, RunOptions):
     # Data, network and training.
     settings: Annotated[Settings, tyro.conf.OmitArgPrefixes] = field(default_factory=Settings)
     # Data sets, in the order of the tables.
-    dataset: tuple[Literal["multi_fashion_mnist", "multi_mnist", "multi_fashion"], ...] = DATASETS
+    dataset: tuple[Name, ...] = DATASETS
     # Methods, in the order of the tables, in any letter case.
     method: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(n for n, m in METHODS.items() if not m.separate)
     # Number of learning rates to try, from 1, 2, 5, 10, …, around each method's own.

@@ -83,7 +83,8 @@ def sampler(name: str, **further: Further) -> Build:
         s = plan.settings
         arguments: dict[str, Any] = {"temperature": s.temperature, "prior_precision": s.prior_precision}
         arguments |= {key: value(plan) for key, value in further.items()}
-        return SAMPLERS[name].sampler(groups, plan.lr, plan.num_data, **arguments)  # type: ignore[arg-type]
+        make: Any = SAMPLERS[name].sampler
+        return make(groups, plan.lr, plan.num_data, **arguments)
 
     return build
 

@@ -23,12 +23,13 @@ from experiments.harness.runs.measures import (
     explored,
     mean_temperatures,
     modes,
+    score,
+    validate,
 )
 from experiments.harness.runs.methods import METHODS
 from experiments.harness.runs.minibatches import Minibatches
 from experiments.harness.runs.networks import build_network, own_network
 from experiments.harness.runs.result import Result, new_result
-from experiments.harness.runs.scoring import score, validate
 from experiments.harness.runs.settings import Settings
 from experiments.harness.runs.training import Training
 from learned_samplers.posterior import OwnBuffers, PosteriorSamples, SampleCollection

@@ -97,7 +97,7 @@ class Training:
     def _evaluation(self, model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
         """Function (inputs, labels) → loss, which leaves the gradients of the weights."""
         network = compiled(model, model) if self.settings.compiled else model
-        params = [p for p in model.parameters() if p.requires_grad]
+        params: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
 
         def evaluate(inputs: Tensor, labels: Tensor) -> Tensor:
             return cross_entropy(network(inputs), labels)
