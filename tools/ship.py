@@ -40,18 +40,13 @@ from meta_tasks.training.process import one_core
 class Options:
     """Measure what a meta-trained network does and put it, with its card, where the package looks for it."""
 
-    # Weight file of a meta-training.
-    source: tyro.conf.Positional[Path]
-    # Name to ship it under.
-    name: tyro.conf.Positional[str]
+    source: tyro.conf.Positional[Path]  # Weight file of a meta-training.
+    name: tyro.conf.Positional[str]  # Name to ship it under.
     # One sentence: what was learned (how many numbers, on what, for how long); by default the card's.
     learned: str | None = None
-    # One sentence: what a person chose; by default the card's.
-    chosen: str | None = None
-    # Learning rate that the card recommends; by default the one in the card.
-    lr: float | None = None
-    # N of the Gaussians.
-    num_data: int = 50_000
+    chosen: str | None = None  # One sentence: what a person chose; by default the card's.
+    lr: float | None = None  # Learning rate that the card recommends; by default the one in the card.
+    num_data: int = 50_000  # N of the Gaussians.
     # Independent coordinates of each Gaussian (Meta-SGMCMC: ten times as many chains). Standard errors fall with the
     # square root of the number.
     coordinates: int = 2000
@@ -60,14 +55,11 @@ class Options:
     energy: float | None = None
     # Weight file that the meta-training started from; its command and curve go into the card too.
     first_stage: Path | None = None
-    # Weight file that it replaces, to be measured against.
-    replaces: Path | None = None
-    # Held-out tasks of that measurement.
-    tasks: int = 24
+    replaces: Path | None = None  # Weight file that it replaces, to be measured against.
+    tasks: int = 24  # Held-out tasks of that measurement.
     # Folder of the data files; by default LEARNED_SAMPLERS_DATA, else ~/.cache/learned_samplers.
     data: str | None = None
-    # Folder to write to; by default the package's.
-    out: Path = Path(__file__).parents[1] / "pretrained"
+    out: Path = Path(__file__).parents[1] / "pretrained"  # Folder to write to; by default the package's.
 
     def __post_init__(self) -> None:
         positive(self, "lr")

@@ -33,14 +33,12 @@ SCALES = {"mushroom": (10.0, 1.0), "wheel": (50.0, 5.0)}
 class BanditOptions(DataOptions, RunOptions):
     """Thompson sampling on contextual bandits, with posteriors by f-SVGD, bootstrap and SGHMC."""
 
-    # Problems to play.
-    problem: tuple[Annotated[str, one_of(("mushroom", *WHEELS))], ...] = ("mushroom", *WHEELS)
+    problem: tuple[Annotated[str, one_of(("mushroom", *WHEELS))], ...] = ("mushroom", *WHEELS)  # Problems to play.
     # Posteriors for Thompson sampling, in any letter case.
     method: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(METHODS)
     # Rounds, networks and training.
     budget: Annotated[Budget, tyro.conf.OmitArgPrefixes] = field(default_factory=Budget)
-    # Folder of the runs, the table, the results and the figure.
-    out: Path = Path("runs/bandits")
+    out: Path = Path("runs/bandits")  # Folder of the runs, the table, the results and the figure.
 
     def __post_init__(self) -> None:
         super().__post_init__()

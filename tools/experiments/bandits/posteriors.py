@@ -27,20 +27,13 @@ MOMENTUM_DECAY = 0.1  # of SGHMC
 class Budget:
     """Rounds, network and training, the same for every method."""
 
-    # Rounds of each bandit.
-    contexts: int = 5_000
-    # Particles of f-SVGD, bootstrap replicates, chains of SGHMC.
-    members: int = 10
-    # Widths of the network's hidden layers (ReLU).
-    hidden: tuple[int, ...] = (50, 50)
-    # Rounds between two updates of the posterior.
-    interval: int = 20
-    # Minibatch gradients of an update.
-    steps: int = 20
-    # f-SVGD: Adam's learning rate.
-    fsvgd_lr: float = 5e-3
-    # Bootstrap: Adam's learning rate.
-    bootstrap_lr: float = 3e-3
+    contexts: int = 5_000  # Rounds of each bandit.
+    members: int = 10  # Particles of f-SVGD, bootstrap replicates, chains of SGHMC.
+    hidden: tuple[int, ...] = (50, 50)  # Widths of the network's hidden layers (ReLU).
+    interval: int = 20  # Rounds between two updates of the posterior.
+    steps: int = 20  # Minibatch gradients of an update.
+    fsvgd_lr: float = 5e-3  # f-SVGD: Adam's learning rate.
+    bootstrap_lr: float = 3e-3  # Bootstrap: Adam's learning rate.
     # SGHMC: learning rate in units of the noise's variance (the loss is a squared error over it).
     sghmc_lr: float = 2e-2
 

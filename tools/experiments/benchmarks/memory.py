@@ -25,10 +25,8 @@ _M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 class MemoryBenchmark:
     """State of each sampler, and peak memory of a step above it, in float32 on a CPU (Linux)."""
 
-    # Weights, in 200 tensors and in one.
-    weights: int = 10_000_000
-    # File for the Markdown table, besides the terminal.
-    out: Path | None = None
+    weights: int = 10_000_000  # Weights, in 200 tensors and in one.
+    out: Path | None = None  # File for the Markdown table, besides the terminal.
 
     def __post_init__(self) -> None:
         at_least(_TENSORS, self, "weights")

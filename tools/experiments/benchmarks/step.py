@@ -48,14 +48,11 @@ class StepBenchmark(TimingOptions):
     with, and of an MLP 784-20-10 at batch 500 for the samplers whose update needs the loss.
     """
 
-    # Rounds on 10 million parameters; 0 leaves these out.
-    long_rounds: int = 15
-    # Also time the samplers that have compiled code without it.
-    uncompiled: bool = False
+    long_rounds: int = 15  # Rounds on 10 million parameters; 0 leaves these out.
+    uncompiled: bool = False  # Also time the samplers that have compiled code without it.
     # Names of samplers, as in the table; none times all of them. Those of torch are always there.
     samplers: tuple[str, ...] = ()
-    # Networks whose training steps are timed.
-    networks: tuple[str, ...] = tuple(NETWORKS)
+    networks: tuple[str, ...] = tuple(NETWORKS)  # Networks whose training steps are timed.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -201,10 +198,8 @@ SIDE_BY_SIDE = ("SGHMC", "BAOA", "MCLMC", "HMC", "WhitenedSGHMC", "L2E")
 class ChainsBenchmark(TimingOptions):
     """Time per step of eight chains of an MLP 16-16 (tanh, normal likelihood of two outputs) and of one network."""
 
-    # Rows a step.
-    rows: int = 1202
-    # Names of samplers; none times those of the table.
-    samplers: tuple[str, ...] = ()
+    rows: int = 1202  # Rows a step.
+    samplers: tuple[str, ...] = ()  # Names of samplers; none times those of the table.
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -72,16 +72,12 @@ def uncompiled(step: Step) -> Step:
 class TimingOptions:
     """Clock, rounds and device."""
 
-    # Rounds: in each, every contestant takes one timed step in turn.
-    rounds: int = 60
-    # CPU threads; by default torch's own choice.
-    threads: int | None = None
+    rounds: int = 60  # Rounds: in each, every contestant takes one timed step in turn.
+    threads: int | None = None  # CPU threads; by default torch's own choice.
     # What is timed: time on the clock, or processor time of all threads together, which other programs disturb less.
     clock: Literal["wall", "processor"] = "wall"
-    # Device, such as cpu or cuda.
-    device: str = "cpu"
-    # File for the Markdown table, besides the terminal.
-    out: Path | None = None
+    device: str = "cpu"  # Device, such as cpu or cuda.
+    out: Path | None = None  # File for the Markdown table, besides the terminal.
 
     def __post_init__(self) -> None:
         at_least(2, self, "rounds")  # of which a percentile is taken

@@ -68,8 +68,7 @@ class CompareOptions(DeviceOptions, DataOptions, RunOptions):
     )
     # Budgets in minibatch gradients, each for every run; by default that of --steps or --epochs.
     budgets: tuple[int, ...] | None = None
-    # Budget at which settings are tuned, in the place of the budgets themselves.
-    tune_budget: int | None = None
+    tune_budget: int | None = None  # Budget at which settings are tuned, in the place of the budgets themselves.
     # Score of a setting: the validation NLL, or the distance of its test predictions from HMC's, a row before the
     # others; what a sampler can reach, and no comparison of methods that a user could tune.
     tune_by: Literal["validation", "distance"] = "validation"
@@ -77,16 +76,11 @@ class CompareOptions(DeviceOptions, DataOptions, RunOptions):
     lr: float | None = None
     # Tune nothing: every method has its own learning rate, or --lr, and the settings that are given.
     given_settings: bool = False
-    # Settings that every method tries at the smallest budget.
-    tries: int = 18
-    # Learning rates among them, 1, 2, 5, 10, … around the method's own.
-    grid: int = 6
-    # Further settings, near the best ones, that every method tries at each budget.
-    extensions: int = 4
-    # The best settings of a budget that are tried again at the next larger one.
-    keep: int = 4
-    # Seeds over which the validation NLL of a setting is averaged; not those of the final runs.
-    tune_seeds: int = 3
+    tries: int = 18  # Settings that every method tries at the smallest budget.
+    grid: int = 6  # Learning rates among them, 1, 2, 5, 10, … around the method's own.
+    extensions: int = 4  # Further settings, near the best ones, that every method tries at each budget.
+    keep: int = 4  # The best settings of a budget that are tried again at the next larger one.
+    tune_seeds: int = 3  # Seeds over which the validation NLL of a setting is averaged; not those of the final runs.
     # Values that are tuned beside the learning rate, such as temperature=1,0.1 weight_decay=0 burn_in=0.5,0.8.
     values: tuple[str, ...] = ()
     # So many test images under the 15 corruptions × 5 severities of CIFAR-10-C, made by this project's own code.
@@ -97,12 +91,9 @@ class CompareOptions(DeviceOptions, DataOptions, RunOptions):
     convergence: bool = False
     # Folder of the states of unfinished runs; by default in --out. A run goes on from its state.
     state: Path | None = None
-    # Minutes between two states of a run.
-    state_minutes: float = 5.0
-    # Stop after so many minutes, with a table of the runs that are finished.
-    minutes: float | None = None
-    # Runs side by side, each a process.
-    jobs: int = 1
+    state_minutes: float = 5.0  # Minutes between two states of a run.
+    minutes: float | None = None  # Stop after so many minutes, with a table of the runs that are finished.
+    jobs: int = 1  # Runs side by side, each a process.
     # The names of the options that stand on the command line.
     on_command_line: tyro.conf.Suppress[tuple[str, ...]] = ()
 

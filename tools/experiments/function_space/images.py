@@ -37,18 +37,12 @@ EXTRA, NOISE, PRIOR_INPUTS = 50, 0.1, 4
 class ImageProtocol:
     """Training of every method; Adam's rate falls to zero along a cosine."""
 
-    # Networks of each method.
-    particles: int = 5
-    # Units of the hidden layers.
-    hidden: tuple[int, ...] = (400, 400)
-    # Epochs.
-    epochs: int = 10
-    # Epochs of the runs that choose the learning rate.
-    tuning_epochs: int = 2
-    # Images a step.
-    batch: int = 250
-    # Learning rates to try.
-    rates: tuple[float, ...] = (1e-2, 3e-2, 1e-1)
+    particles: int = 5  # Networks of each method.
+    hidden: tuple[int, ...] = (400, 400)  # Units of the hidden layers.
+    epochs: int = 10  # Epochs.
+    tuning_epochs: int = 2  # Epochs of the runs that choose the learning rate.
+    batch: int = 250  # Images a step.
+    rates: tuple[float, ...] = (1e-2, 3e-2, 1e-1)  # Learning rates to try.
 
     def __post_init__(self) -> None:
         at_least(1, self, "particles", "epochs", "tuning_epochs", "batch")
@@ -124,14 +118,11 @@ class MNIST(DataOptions, RunOptions):
 
     # Methods, in the order of the tables, in any letter case; PlainEnsemble is the deep ensemble without prior.
     methods: tuple[Annotated[str, one_of(METHODS)], ...] = METHODS
-    # Seeds, counted up from --seed; each has its own weights and minibatches.
-    seeds: int = 1
+    seeds: int = 1  # Seeds, counted up from --seed; each has its own weights and minibatches.
     # Networks and training. Nothing that we have of the paper gives the networks or epochs of its 1.21 %.
     protocol: Annotated[ImageProtocol, tyro.conf.OmitArgPrefixes] = field(default_factory=ImageProtocol)
-    # A data set of images by its name in meta_tasks.datasets.
-    dataset: str = "mnist"
-    # Folder of the runs, the table and the results.
-    out: Path = Path("runs/function_space_mnist")
+    dataset: str = "mnist"  # A data set of images by its name in meta_tasks.datasets.
+    out: Path = Path("runs/function_space_mnist")  # Folder of the runs, the table and the results.
 
 
 class ImageEnsembles(Experiment):

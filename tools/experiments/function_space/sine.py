@@ -29,32 +29,19 @@ METHODS = ("HMC", "FSVGD", "FSVGDFitted", "SVGD", "DeepEnsemble")
 class SineProblem:
     """y = sin(x) + noise on two intervals, and networks with weights from N(0, variance)."""
 
-    # Points, evenly many on each interval.
-    data: int = 40
-    # Standard deviation of the noise, known to the likelihood.
-    noise: float = 0.1
-    # Units of the hidden layers.
-    hidden: tuple[int, ...] = (50,)
-    # Variance of every weight under the prior.
-    variance: float = 4.0
-    # Particles of each particle sampler.
-    particles: int = 50
-    # Adam steps of the particle samplers, each on all data.
-    steps: int = 3000
-    # First learning rate of the particle samplers; it falls along a cosine.
-    lr: float = 5e-2
-    # Draws of ν, uniform on the plotted range, at each step of f-SVGD.
-    extra: int = 40
-    # Chains of HMC, which start from the ensemble's end.
-    chains: int = 10
-    # Trajectories of HMC's adaptation.
-    burn_in: int = 200
-    # Trajectories after it, a chain.
-    trajectories: int = 500
-    # Trajectories from one kept state to the next.
-    thinning: int = 10
-    # Steps of a trajectory.
-    leapfrog_steps: int = 50
+    data: int = 40  # Points, evenly many on each interval.
+    noise: float = 0.1  # Standard deviation of the noise, known to the likelihood.
+    hidden: tuple[int, ...] = (50,)  # Units of the hidden layers.
+    variance: float = 4.0  # Variance of every weight under the prior.
+    particles: int = 50  # Particles of each particle sampler.
+    steps: int = 3000  # Adam steps of the particle samplers, each on all data.
+    lr: float = 5e-2  # First learning rate of the particle samplers; it falls along a cosine.
+    extra: int = 40  # Draws of ν, uniform on the plotted range, at each step of f-SVGD.
+    chains: int = 10  # Chains of HMC, which start from the ensemble's end.
+    burn_in: int = 200  # Trajectories of HMC's adaptation.
+    trajectories: int = 500  # Trajectories after it, a chain.
+    thinning: int = 10  # Trajectories from one kept state to the next.
+    leapfrog_steps: int = 50  # Steps of a trajectory.
 
     def __post_init__(self) -> None:
         at_least(1, self, "steps", "burn_in", "chains", "thinning", "leapfrog_steps")
@@ -72,8 +59,7 @@ class Sine(RunOptions):
 
     # Data, networks and budgets.
     problem: Annotated[SineProblem, tyro.conf.OmitArgPrefixes] = field(default_factory=SineProblem)
-    # Folder of the table, the results and the figure.
-    out: Path = Path("runs/function_space_sine")
+    out: Path = Path("runs/function_space_sine")  # Folder of the table, the results and the figure.
 
 
 class SineRuns:

@@ -248,26 +248,18 @@ class UCI(DataOptions, OutputOptions):
     # "cpu": 2,000 steps in minibatches of 100. "paper": 500 epochs of minibatches of 100 below 1,000 training rows,
     # 3,000 of minibatches of 1,000 above.
     preset: Literal["cpu", "paper"] = "cpu"
-    # Sets, in the order of the tables.
-    sets: tuple[Annotated[str, one_of(NAMES)], ...] = NAMES
+    sets: tuple[Annotated[str, one_of(NAMES)], ...] = NAMES  # Sets, in the order of the tables.
     # Methods, in the order of the tables, in any letter case.
     methods: tuple[Annotated[str, one_of(RATES)], ...] = tuple(RATES)
-    # Splits of each set, at most; the files hold 20, of protein 5.
-    splits: int = 20
-    # Minibatch steps instead of the preset's.
-    steps: int | None = None
-    # Networks of each method (chains of SGHMC).
-    particles: int = 20
+    splits: int = 20  # Splits of each set, at most; the files hold 20, of protein 5.
+    steps: int | None = None  # Minibatch steps instead of the preset's.
+    particles: int = 20  # Networks of each method (chains of SGHMC).
     # Trajectories of each HMC chain after its adaptation, which is as long but at most 100.
     hmc_trajectories: int = 100
-    # Folds of split 0's training part that choose the learning rates, 1 to 5.
-    folds: int = 2
-    # Seed of weights, minibatches and noise.
-    seed: int = 0
-    # CPU threads of torch.
-    threads: int = 1
-    # Folder of the runs, the table and the results.
-    out: Path = Path("runs/uci")
+    folds: int = 2  # Folds of split 0's training part that choose the learning rates, 1 to 5.
+    seed: int = 0  # Seed of weights, minibatches and noise.
+    threads: int = 1  # CPU threads of torch.
+    out: Path = Path("runs/uci")  # Folder of the runs, the table and the results.
 
     def __post_init__(self) -> None:
         at_least(1, self, "splits", "steps", "particles", "hmc_trajectories", "threads")

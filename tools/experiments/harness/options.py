@@ -22,22 +22,17 @@ FLAGS = tyro.conf.FlagCreatePairsOff
 class OutputOptions:
     """Folder of the results."""
 
-    # Folder for the results; by default one under runs/.
-    out: Path | None = None
-    # Run everything again, also what is already there with the same settings.
-    fresh: bool = False
+    out: Path | None = None  # Folder for the results; by default one under runs/.
+    fresh: bool = False  # Run everything again, also what is already there with the same settings.
 
 
 @dataclass(frozen=True)
 class RunOptions(OutputOptions):
     """The options of every tool that runs an experiment over several seeds."""
 
-    # First seed, of the initial weights, the minibatches and the noise.
-    seed: int = 0
-    # Number of seeds, counted up from --seed; tables give mean ± standard deviation over them.
-    seeds: int = 3
-    # CPU threads of torch; one is best for small networks, the number of cores for large ones.
-    threads: int = 1
+    seed: int = 0  # First seed, of the initial weights, the minibatches and the noise.
+    seeds: int = 3  # Number of seeds, counted up from --seed; tables give mean ± standard deviation over them.
+    threads: int = 1  # CPU threads of torch; one is best for small networks, the number of cores for large ones.
 
     def __post_init__(self) -> None:
         at_least(1, self, "seeds", "threads")
@@ -59,8 +54,7 @@ class DataOptions:
 class DeviceOptions:
     """Device to compute on."""
 
-    # Device, such as cpu or cuda:0; auto takes a GPU where there is one.
-    device: str = "auto"
+    device: str = "auto"  # Device, such as cpu or cuda:0; auto takes a GPU where there is one.
 
 
 def check(rule: Callable[..., None], options: Any, *names: str, **bounds: Any) -> None:

@@ -59,8 +59,7 @@ class StartOptions(RuleOptions):
 
     # Start at β = −gain·feature instead of at SGHMC (residual form) or at random (paper form).
     start_feature: str | None = None
-    # Gain of --start-feature.
-    start_gain: float = 1.0
+    start_gain: float = 1.0  # Gain of --start-feature.
     # Start from a weight file of this sampler and form, for a second stage of training. The new network may have more
     # features and units; these start without effect.
     start_weights: Path | None = None
@@ -78,12 +77,9 @@ class StartOptions(RuleOptions):
 class LinearOptions:
     """L2E that learns which features of a weight to move along, and a gate: a dozen or thirty numbers."""
 
-    # Feature to start at, β = −gain·feature.
-    start_feature: str
-    # Gain of --start-feature.
-    start_gain: float = 1.0
-    # Start at weights that were learned so, from the same feature.
-    start_weights: Path | None = None
+    start_feature: str  # Feature to start at, β = −gain·feature.
+    start_gain: float = 1.0  # Gain of --start-feature.
+    start_weights: Path | None = None  # Start at weights that were learned so, from the same feature.
     # What a unit of the direction's numbers is worth beside the gate's. A larger one leaves the start sooner.
     direction_share: float = 0.3
     # With --normalise-output True: what each component of the direction loses after each iteration (try 0.01), so that
@@ -149,16 +145,13 @@ class TaskOptions:
     sizes: tuple[int, ...] | None = None
     # Share of an image family's tasks that keep only some hundred or thousand images; by default the family's own.
     small_data_share: float | None = None
-    # Fewest and most images that such tasks keep; by default 200 and 2,000.
-    small_data: tuple[int, int] | None = None
+    small_data: tuple[int, int] | None = None  # Fewest and most images that such tasks keep; by default 200 and 2,000.
     # Labels that the tasks of an image family have; by default all of the data set's.
     labels: tuple[int, ...] | None = None
-    # Learning rates that tasks are drawn with; by default the family's.
-    lrs: tuple[float, ...] | None = None
+    lrs: tuple[float, ...] | None = None  # Learning rates that tasks are drawn with; by default the family's.
     # Momentum decays that tasks are drawn with; by default the family's. The card recommends the first.
     momentum_decays: tuple[float, ...] | None = None
-    # Device of the tasks, such as cpu or cuda.
-    device: str = "cpu"
+    device: str = "cpu"  # Device of the tasks, such as cpu or cuda.
     # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
     data: str | None = None
 
@@ -182,10 +175,8 @@ class TaskOptions:
 class HorizonOptions:
     """Length of the inner loop."""
 
-    # Steps of the inner loop: shortest and longest, log-uniform between them.
-    horizon: tuple[int, int] = (400, 400)
-    # States collected in an inner loop.
-    samples: int = 10
+    horizon: tuple[int, int] = (400, 400)  # Steps of the inner loop: shortest and longest, log-uniform between them.
+    samples: int = 10  # States collected in an inner loop.
     # Share of the inner loop before the first collected state, in training and on held-out tasks; noise-reuse ES, whose
     # every window collects states, has none in training.
     burn_in: float = 0.5
@@ -198,14 +189,10 @@ class HorizonOptions:
 class EvolutionOptions(HorizonOptions):
     """Antithetic evolution strategies over whole inner loops."""
 
-    # Standard deviation of the perturbations.
-    sigma: float = 0.03
-    # Antithetic pairs in an iteration.
-    pairs: int = 4
-    # Number of pairs that share a task and run as one batch.
-    pairs_per_task: int = 1
-    # Bound on the pairs' loss differences, each in units of its losses.
-    limit: float | None = None
+    sigma: float = 0.03  # Standard deviation of the perturbations.
+    pairs: int = 4  # Antithetic pairs in an iteration.
+    pairs_per_task: int = 1  # Number of pairs that share a task and run as one batch.
+    limit: float | None = None  # Bound on the pairs' loss differences, each in units of its losses.
 
     def make(self) -> Estimator:
         """The estimator; ValueError where an option is out of range."""
@@ -219,8 +206,7 @@ class EvolutionOptions(HorizonOptions):
 class NoiseReuseOptions(EvolutionOptions):
     """Noise-reuse evolution strategies over windows of an inner loop."""
 
-    # Steps of a window.
-    window: int = 50
+    window: int = 50  # Steps of a window.
 
     def make(self) -> Estimator:
         return NoiseReuseES(self.sigma, self.pairs, self.lengths(), self.window, **self._shared())
@@ -230,14 +216,10 @@ class NoiseReuseOptions(EvolutionOptions):
 class BackpropagationOptions(HorizonOptions):
     """Truncated back-propagation through windows of parallel chains, for MetaSGMCMC and --objective stein_kl."""
 
-    # Steps that gradients flow through.
-    window: int = 50
-    # Parallel chains of a task.
-    num_chains: int = 20
-    # Tasks at a time.
-    slots: int = 1
-    # Steps between two terms of the cross-chain loss.
-    loss_every: int = 3
+    window: int = 50  # Steps that gradients flow through.
+    num_chains: int = 20  # Parallel chains of a task.
+    slots: int = 1  # Tasks at a time.
+    loss_every: int = 3  # Steps between two terms of the cross-chain loss.
 
     def make(self) -> Estimator:
         return TruncatedBackpropagation(
@@ -255,37 +237,29 @@ METHODS: dict[str, type[Any]] = {"es": EvolutionOptions, "nres": NoiseReuseOptio
 class Options:
     """Meta-train a sampler on random tasks. --sampler, --linear and --method say which further options there are."""
 
-    # Folder of the run; continued if it has checkpoints.
-    folder: Path
-    # Sampler to meta-train.
-    sampler: Annotated[str, one_of(LEARNED_RULES)] = "L2E"
-    # L2E only: learn nothing but a direction, linear in the features, and a gate.
-    linear: bool = False
+    folder: Path  # Folder of the run; continued if it has checkpoints.
+    sampler: Annotated[str, one_of(LEARNED_RULES)] = "L2E"  # Sampler to meta-train.
+    linear: bool = False  # L2E only: learn nothing but a direction, linear in the features, and a gate.
     # Gradient estimator: antithetic ES over whole inner loops, noise-reuse ES over windows of them, or (for MetaSGMCMC)
     # truncated back-propagation.
     method: Literal["es", "nres", "tbptt"] = "es"
     # The network of the sampler, and where it starts.
     rule: Annotated[Any, tyro.conf.OmitArgPrefixes] = field(default_factory=StartOptions)
-    # The settings of the sampler; None is its own default.
-    scales: Annotated[Any, tyro.conf.OmitArgPrefixes] = None
+    scales: Annotated[Any, tyro.conf.OmitArgPrefixes] = None  # The settings of the sampler; None is its own default.
     # How the meta-gradient is estimated.
     gradient: Annotated[Any, tyro.conf.OmitArgPrefixes] = field(default_factory=EvolutionOptions)
     # What it is trained on.
     tasks: Annotated[TaskOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=TaskOptions)
     # The outer loop.
     settings: Annotated[TrainerSettings, tyro.conf.OmitArgPrefixes] = field(default_factory=TrainerSettings)
-    # Worker processes of one core each; 1 runs everything in this process.
-    workers: int = 1
+    workers: int = 1  # Worker processes of one core each; 1 runs everything in this process.
     # Learning rate that the card recommends; by default the smallest of those that the tasks are drawn with.
     default_lr: float | None = None
-    # Number of held-out tasks to evaluate on.
-    held_out_tasks: int = 3
+    held_out_tasks: int = 3  # Number of held-out tasks to evaluate on.
     # Learning rates to evaluate at, of which each task's best counts; by default those that the tasks are drawn with.
     held_out_lrs: tuple[float, ...] | None = None
-    # Stop after this many minutes; the same command continues the run.
-    minutes: float | None = None
-    # Show no progress bar.
-    no_progress: bool = False
+    minutes: float | None = None  # Stop after this many minutes; the same command continues the run.
+    no_progress: bool = False  # Show no progress bar.
 
     def make_rule(self) -> NetworkRule:
         """The rule; ValueError, TypeError, FileNotFoundError: there is no such rule, or no such start."""

@@ -54,25 +54,20 @@ class TaskOptions(DeviceOptions, DataOptions, RunOptions):
 
     # A preset of all options; options given beside it override its values.
     preset: Literal["cpu", "paper"] | None = None
-    # Folder for the results.
-    out: Path = Path("runs/multi_task")
+    out: Path = Path("runs/multi_task")  # Folder for the results.
     # Data, network and training.
     settings: Annotated[Settings, tyro.conf.OmitArgPrefixes] = field(default_factory=Settings)
-    # Data sets, in the order of the tables.
-    dataset: tuple[Name, ...] = DATASETS
+    dataset: tuple[Name, ...] = DATASETS  # Data sets, in the order of the tables.
     # Methods, in the order of the tables, in any letter case.
     method: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(n for n, m in METHODS.items() if not m.separate)
-    # Number of learning rates to try, from 1, 2, 5, 10, …, around each method's own.
-    grid: int = 3
+    grid: int = 3  # Number of learning rates to try, from 1, 2, 5, 10, …, around each method's own.
     # Learning rates to try instead, the same for all methods; a single one is not tuned.
     rates: tuple[float, ...] | None = None
     # Scales of the energies to try with each rate, where particles repel each other: "posterior" is N times the mean
     # loss, "mean_loss" the mean loss, as in the published code; its repulsion is N times stronger.
     energies: tuple[Annotated[str, one_of(ENERGIES)], ...] = ENERGIES
-    # How often the grid is extended while its best rate lies at an edge.
-    extensions: int = 1
-    # Epochs of a tuning run.
-    tune_epochs: int = 1
+    extensions: int = 1  # How often the grid is extended while its best rate lies at an edge.
+    tune_epochs: int = 1  # Epochs of a tuning run.
 
     def __post_init__(self) -> None:
         super().__post_init__()

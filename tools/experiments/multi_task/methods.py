@@ -20,22 +20,14 @@ from learned_samplers.particles.base import ParticleSampler
 class Settings:
     """Data and budget; the same for every method."""
 
-    # Side of the images in pixels. They are made at 36 and resized.
-    size: int = 28
-    # Training images; by default all that there are.
-    train: int | None = None
-    # Validation images; by default all that there are.
-    validation: int | None = None
-    # Test images; by default all that there are.
-    test: int | None = None
-    # Number of particles.
-    particles: int = 5
-    # Epochs of a run that counts.
-    epochs: int = 5
-    # Images in a minibatch.
-    batch_size: int = 64
-    # Momentum of the SGD that takes the direction.
-    momentum: float = 0.9
+    size: int = 28  # Side of the images in pixels. They are made at 36 and resized.
+    train: int | None = None  # Training images; by default all that there are.
+    validation: int | None = None  # Validation images; by default all that there are.
+    test: int | None = None  # Test images; by default all that there are.
+    particles: int = 5  # Number of particles.
+    epochs: int = 5  # Epochs of a run that counts.
+    batch_size: int = 64  # Images in a minibatch.
+    momentum: float = 0.9  # Momentum of the SGD that takes the direction.
     # Share of a run in which the learning rate rises to its value; without it some particles never leave the plateau.
     warm_up: float = 0.1
     # Share of a run after which the learning rate is halved, again and again: 15 of 100 epochs in the paper.
@@ -47,8 +39,7 @@ class Settings:
     gradient_normalisation: Literal["none", "particle", "coordinate"] = "none"
     # MOOSVGD: the kernel acts on the losses, as in its paper, or on parameters.
     moo_svgd_kernel_on: Literal["losses", "parameters"] = "losses"
-    # Temperature of the repulsion between particles; at 0 there is none.
-    temperature: float = 1.0
+    temperature: float = 1.0  # Temperature of the repulsion between particles; at 0 there is none.
 
     def __post_init__(self) -> None:
         at_least(1, self, "size", "particles", "epochs", "batch_size", "train", "validation", "test")

@@ -34,14 +34,11 @@ class TablesOptions(DataOptions, OutputOptions):
     sets: tuple[Annotated[str, one_of((*REGRESSIONS, *CLASSIFICATIONS), "SET")], ...] = (*REGRESSIONS, *CLASSIFICATIONS)
     # Splits: 0, 1, 2, and for regressions gap0, gap1, gap2. All sets have the first before the second begins.
     splits: tuple[Annotated[str, one_of((*SPLITS, *GAPS))], ...] = SPLITS
-    # Methods.
-    methods: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(METHODS)
+    methods: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(METHODS)  # Methods.
     # A Python that has the package sklearn-contrib-bde: for the method bde, airfoil and bike.
     bde_python: str = sys.executable
-    # Seconds after which a run is given up.
-    limit: float = 3600.0
-    # Folder of the runs, the tables and the results.
-    out: Path = Path("runs/tables")
+    limit: float = 3600.0  # Seconds after which a run is given up.
+    out: Path = Path("runs/tables")  # Folder of the runs, the tables and the results.
 
     def __post_init__(self) -> None:
         names_once(self, "sets", "splits", "methods")

@@ -48,14 +48,10 @@ Point = tuple[float, float, float]
 class Bias:
     """Bias of every hand-designed sampler's variance against its step size: a figure each, for its page."""
 
-    # Samplers; none stands for all.
-    samplers: tuple[str, ...] = ()
-    # Independent coordinates (or chains) of a simulation, where a step is not linear.
-    coordinates: int = 5_000
-    # Seed of the simulations.
-    seed: int = 0
-    # Folder for the figures and the table.
-    out: Path = Path("runs/bias")
+    samplers: tuple[str, ...] = ()  # Samplers; none stands for all.
+    coordinates: int = 5_000  # Independent coordinates (or chains) of a simulation, where a step is not linear.
+    seed: int = 0  # Seed of the simulations.
+    out: Path = Path("runs/bias")  # Folder for the figures and the table.
 
     def __post_init__(self) -> None:
         at_least(1, self, "coordinates")

@@ -31,34 +31,21 @@ METHODS = ("HMC", "L2E", ADAPTED, "SGHMC", ENSEMBLE)
 class Regression(OutputOptions):
     """The posterior of a network on y = sin(x) + noise with a gap in the data: L2E beside HMC (L2E's Appendix G)."""
 
-    # Training points, spread evenly over the two intervals by their length.
-    num_data: int = 1000
-    # Widths of the network's hidden layers (ReLU).
-    hidden: tuple[int, ...] = (100, 100)
-    # Posterior samples of every method; members of the ensemble.
-    samples: int = 50
-    # Steps of the samplers with minibatches before the first sample; AdaptedSGHMC's warm-up.
-    burn_in: int = 1000
-    # Their steps between samples.
-    thinning: int = 50
-    # Points in a minibatch.
-    batch_size: int = 100
+    num_data: int = 1000  # Training points, spread evenly over the two intervals by their length.
+    hidden: tuple[int, ...] = (100, 100)  # Widths of the network's hidden layers (ReLU).
+    samples: int = 50  # Posterior samples of every method; members of the ensemble.
+    burn_in: int = 1000  # Steps of the samplers with minibatches before the first sample; AdaptedSGHMC's warm-up.
+    thinning: int = 50  # Their steps between samples.
+    batch_size: int = 100  # Points in a minibatch.
     # Learning rate of SGHMC; the others have their own. It is small because the loss is a squared error over noise².
     lr: float = 1e-4
-    # L2E's network: a shipped name or a weight file.
-    network: str = "l2e-gated"
-    # Adam steps of each member of the ensemble.
-    ensemble_steps: int = 300
-    # Trajectories of HMC before the first sample; its step size adapts meanwhile.
-    hmc_burn_in: int = 100
-    # Trajectories of HMC between samples.
-    hmc_thinning: int = 2
-    # Leapfrog steps of a trajectory.
-    leapfrog_steps: int = 100
-    # Seed of the data, the initial weights and the noise.
-    seed: int = 0
-    # Folder for the results.
-    out: Path = Path("runs/regression")
+    network: str = "l2e-gated"  # L2E's network: a shipped name or a weight file.
+    ensemble_steps: int = 300  # Adam steps of each member of the ensemble.
+    hmc_burn_in: int = 100  # Trajectories of HMC before the first sample; its step size adapts meanwhile.
+    hmc_thinning: int = 2  # Trajectories of HMC between samples.
+    leapfrog_steps: int = 100  # Leapfrog steps of a trajectory.
+    seed: int = 0  # Seed of the data, the initial weights and the noise.
+    out: Path = Path("runs/regression")  # Folder for the results.
 
     def __post_init__(self) -> None:
         at_least(1, self, "num_data", "thinning", "batch_size", "ensemble_steps", "hmc_thinning", "leapfrog_steps")

@@ -27,18 +27,13 @@ class Settings:
 
     # A name (digits, mnist, cifar10, imdb, …), or npz:FILE with x_train, y_train, x_test, y_test.
     dataset: str = "digits"
-    # Texts: words of each that are kept.
-    length: int | None = None
-    # Texts: the most frequent words, which have an index of their own.
-    vocabulary: int | None = None
-    # Out-of-distribution data sets: names as of --dataset, or photos, notmnist.
-    ood: tuple[str, ...] = ()
-    # Side of the images in pixels; by default their own.
-    size: int | None = None
+    length: int | None = None  # Texts: words of each that are kept.
+    vocabulary: int | None = None  # Texts: the most frequent words, which have an index of their own.
+    ood: tuple[str, ...] = ()  # Out-of-distribution data sets: names as of --dataset, or photos, notmnist.
+    size: int | None = None  # Side of the images in pixels; by default their own.
     # Training examples held out for validation, a share below 1 or a number; by default the set's own, or a tenth.
     validation: float | None = None
-    # Number of training images to keep, a seeded stratified choice.
-    limit: int | None = None
+    limit: int | None = None  # Number of training images to keep, a seeded stratified choice.
     # Labels to keep, renumbered in this order. (Of presets and Python alone.)
     labels: tyro.conf.Suppress[tuple[int, ...] | None] = None
     # Subtract the training images' mean of each channel, and divide by its standard deviation.
@@ -47,51 +42,38 @@ class Settings:
     augment: bool = False
     # mlp, cnn, lenet, gong_cnn, resnet20_frn, resnet; cnn_lstm, transformer; or file.py:factory, module:factory.
     model: str = "cnn"
-    # Channels of each convolution (cnn, gong_cnn; default 16).
-    channels: int | None = None
+    channels: int | None = None  # Channels of each convolution (cnn, gong_cnn; default 16).
     # Number of convolutions (cnn), layers (resnet: 20, 32, 56) or layers of attention (transformer).
     depth: int | None = None
-    # Widths of the hidden layers (mlp; default 100 100).
-    hidden: tuple[int, ...] | None = None
+    hidden: tuple[int, ...] | None = None  # Widths of the hidden layers (mlp; default 100 100).
     # Activation function (mlp, gong_cnn, resnet).
     activation: Literal["relu", "tanh", "sigmoid", "silu", "gelu"] | None = None
     # Channels of the first stage (resnet, resnet20_frn), or width of the vectors (transformer, cnn_lstm).
     width: int | None = None
-    # Budget of every method in passes over the training data; an ensemble's members share it.
-    epochs: int = 200
-    # Budget in minibatch gradients, instead of --epochs.
-    steps: int | None = None
-    # Examples in a minibatch.
-    batch_size: int = 64
-    # Compile the network's training steps by torch.compile.
-    compiled: bool = False
-    # Momentum decay a in (0, 1]: 1 − a is the momentum of SGD.
-    momentum_decay: float = 0.1
+    epochs: int = 200  # Budget of every method in passes over the training data; an ensemble's members share it.
+    steps: int | None = None  # Budget in minibatch gradients, instead of --epochs.
+    batch_size: int = 64  # Examples in a minibatch.
+    compiled: bool = False  # Compile the network's training steps by torch.compile.
+    momentum_decay: float = 0.1  # Momentum decay a in (0, 1]: 1 − a is the momentum of SGD.
     # Temperature T of the samplers: they sample p(θ|D)^(1/T); 1 is the posterior, 0 has no noise.
     temperature: float = 0.1
     # Precision λ of the normal prior on every weight, in 1/weight²; optimizers get the weight decay λ/N.
     prior_precision: float = 1.0
-    # Share of the steps before the first sample; HMC and AdaptedSGHMC adapt meanwhile.
-    burn_in: float = 0.3
+    burn_in: float = 0.3  # Share of the steps before the first sample; HMC and AdaptedSGHMC adapt meanwhile.
     # Learning rate at the end, as a share of that at the beginning, along half a cosine; 1 is a constant rate.
     final_lr: float = 1.0
-    # Posterior samples to keep of each run, evenly spaced.
-    num_samples: int = 30
-    # Number of cycles of the cyclical samplers.
-    cycles: int = 4
+    num_samples: int = 30  # Posterior samples to keep of each run, evenly spaced.
+    cycles: int = 4  # Number of cycles of the cyclical samplers.
     # Cycles at the beginning that give no samples. (Of presets and Python alone.)
     burn_in_cycles: tyro.conf.Suppress[int] = 0
-    # Share of a cycle without noise and without samples, in [0, 1).
-    exploration_ratio: float = 0.8
-    # Members of an ensemble, each of which gets that share of the budget.
-    ensemble_size: int = 5
+    exploration_ratio: float = 0.8  # Share of a cycle without noise and without samples, in [0, 1).
+    ensemble_size: int = 5  # Members of an ensemble, each of which gets that share of the budget.
     # Leapfrog steps of one HMC trajectory, which costs one gradient over all data more than that.
     leapfrog_steps: int = 10
     # Lines between pairs of samples along which losses are measured: all of ten samples' on validation images, or more
     # on test images.
     lines: int = 45
-    # Half of the test images that is scored: all, even or odd.
-    half: Literal["all", "even", "odd"] = "all"
+    half: Literal["all", "even", "odd"] = "all"  # Half of the test images that is scored: all, even or odd.
     # Weights of learned samplers, METHOD=NAME of shipped ones or METHOD=FILE.safetensors; by default each one's own.
     networks: tuple[str, ...] = ()
 
