@@ -58,6 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 draw_all(reports[-1], out)
         except TimeIsUp:
             bar.write(f"{options.minutes:g} minutes are over; the same command goes on from {out}")
+    if not reports:
+        print("no row is finished yet")
+        return
     print(f"\n{text}\n\nin {out}: table.md, results.json, the figures, and every run under steps_<budget>/")
 
 

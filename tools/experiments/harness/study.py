@@ -273,11 +273,3 @@ def carry_out(experiment: Experiment, options: Any, command: str) -> Findings:
     experiment.figure(study.out / "figure.png", study.findings, study.store)
     print(f"\n{text}\n\nwritten to {study.out}")
     return study.findings
-
-
-def columns(*rows: tuple[Any, ...]) -> tuple[Measure, ...]:
-    """Measures of rows (key, heading, decimals, factor, error)."""
-    return tuple(Measure(*row) for row in rows)
-
-
-__all__ = ["Experiment", "Findings", "Job", "Measure", "Study", "carry_out", "columns"]
