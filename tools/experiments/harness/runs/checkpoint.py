@@ -8,6 +8,34 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
+
+def packed(state: Any) -> Any:
+    """A state whose symmetric matrices (covariances, masses) are half as large."""
+    if isinstance(state, dict):
+        return {key: packed(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(map(packed, state))
+    square = isinstance(state, Tensor) and state.ndim > 1 and state.shape[-1] == state.shape[-2]
+    if square and torch.equal(state, state.mT):
+        side = state.shape[-1]
+        rows, columns = torch.triu_indices(side, side)
+        return {"triangle": state[..., rows, columns], "side": side}
+    return state
+
+
+def unpacked(state: Any) -> Any:
+    """The state that `packed` was given."""
+    if isinstance(state, dict) and state.keys() == {"triangle", "side"}:
+        triangle, side = state["triangle"], state["side"]
+        rows, columns = torch.triu_indices(side, side)
+        matrix = triangle.new_empty(*triangle.shape[:-1], side, side)
+        matrix[..., rows, columns] = matrix[..., columns, rows] = triangle
+        return matrix
+    if isinstance(state, dict):
+        return {key: unpacked(value) for key, value in state.items()}
+    return type(state)(map(unpacked, state)) if isinstance(state, list | tuple) else state
 
 
 class TimeIsUp(Exception):
@@ -33,7 +61,7 @@ class Checkpoint:
             saved = torch.load(path, "cpu", weights_only=True)  # it may come from another device
             if saved["made_of"] != self.made_of:
                 raise ValueError(f"{path} is the state of a run with other settings; delete it or name another --state")
-            self.state, self.members = saved["state"], saved["members"]
+            self.state, self.members = unpacked(saved["state"]), saved["members"]
 
     def begin(self, member: int, parts: Mapping[str, Any], device: torch.device) -> int:
         """Restore the parts of a run (or of a member of it) and torch's random numbers; the steps that it has done."""
@@ -54,7 +82,7 @@ class Checkpoint:
         if self.path is not None and (over or now - self._written > 60 * self.minutes):
             random = torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state()
             state = {"member": member, "step": step, "device": device.type, "random": random}
-            state["parts"] = {name: part.state_dict() for name, part in parts.items()}
+            state["parts"] = packed({name: part.state_dict() for name, part in parts.items()})
             self.path.parent.mkdir(parents=True, exist_ok=True)
             partial = self.path.with_suffix(".part")
             torch.save({"made_of": self.made_of, "state": state, "members": self.members}, partial)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from experiments.harness.runs import checkpoint
-from experiments.harness.runs.checkpoint import Checkpoint, TimeIsUp
+from experiments.harness.runs.checkpoint import Checkpoint, TimeIsUp, packed, unpacked
 from experiments.harness.runs.methods import METHODS
 from experiments.harness.runs.runner import Resume, Runs, store_for
 from experiments.harness.runs.settings import Settings
@@ -79,3 +79,15 @@ def test_states_are_written_every_few_minutes_and_at_the_end(tmp_path, monkeypat
     with pytest.raises(TimeIsUp):
         run.keep(0, 1, parts, torch.device("cpu"))
     assert path.is_file()
+
+
+def test_symmetric_matrices_are_kept_by_half_and_come_back_bit_for_bit():
+    root = torch.randn(2, 30, 30)
+    state = {"a": [(root + root.mT) / 2, root, torch.tensor([[float("nan")]])], "b": (torch.ones(3), 4, None)}
+    small = packed(state)
+    assert small["a"][0]["triangle"].shape == (2, 465)
+    back = unpacked(small)
+    assert torch.equal(back["a"][0], state["a"][0])
+    assert back["a"][1] is root
+    assert back["a"][2].isnan().all()
+    assert (torch.equal(back["b"][0], torch.ones(3)), back["b"][1:]) == (True, (4, None))
