@@ -165,7 +165,8 @@ class Sampler(ResumableOptimizer, Configurable):
             if not any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
                 names = [argument.name for argument in arguments if argument.kind is argument.KEYWORD_ONLY]
                 cls.hyperparameters = tuple(name for name in names if name in cls.declared or name == "step")
-        cls.structural = tuple(name for name, one in cls.declared.items() if one.structural)
+        names = [name for name, one in cls.declared.items() if one.structural]
+        cls.structural = tuple(dict.fromkeys((*cls.structural, *names)))
 
     def __init__(self, params: Any, *positional: Any, **keywords: Any):
         keywords = in_our_names(type(self).__name__, keywords, self.declared)

@@ -1,1 +1,1 @@
-"""Does uncertainty help decisions? Thompson sampling on contextual bandits (docs/function_space.md); goes with it."""
+"""Does uncertainty help decisions? Thompson sampling on two bandits (reports/function_space.md); goes with that page."""

@@ -1,1 +1,1 @@
-"""Is the uncertainty of f-SVGD good? Its paper's experiments (docs/function_space.md); goes when `paper` has run."""
+"""Is the uncertainty of f-SVGD good? Its paper's experiments (reports/function_space.md); goes when `paper` has run."""
