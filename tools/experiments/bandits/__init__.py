@@ -1,1 +1,1 @@
-"""Does uncertainty help decisions? Thompson sampling on two bandits (reports/function_space.md); goes with that page."""
+"""Does uncertainty help decisions? Thompson sampling on two bandits (reports/function_space.md); goes with it."""
