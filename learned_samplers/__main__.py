@@ -10,26 +10,28 @@ import sys
 import torch
 
 import learned_samplers
+from learned_samplers import particles
 from learned_samplers.learned import weights
 from learned_samplers.learned.cards import badge_in
 from learned_samplers.learned.native.kernel import native_library
-from learned_samplers.learned.sampler import LearnedSampler
+from learned_samplers.table import SAMPLERS
 
 #: The samplers that most people need, in the order in which they are shown.
 FIRST = ("SGHMC", "BAOA", "AdaptedSGHMC", "WhitenedSGHMC", "CyclicalSGMCMC", "L2E")
 
 
 def samplers() -> list[tuple[str, str, str]]:
-    """Name, law and first sentence of every sampler that the package exports, those of `FIRST` at the top."""
-    found = {}
-    for name in learned_samplers.__all__:
-        each = getattr(learned_samplers, name)
-        if isinstance(each, type) and issubclass(each, torch.optim.Optimizer) and each is not learned_samplers.Sampler:
-            badge = getattr(each, "badge", None)
-            law = in_words(badge) if isinstance(badge, str) else "law: by its settings"
-            law = "law: by its weights" if issubclass(each, LearnedSampler) else law
-            found[name] = (name, law, (inspect.getdoc(each) or "").split("\n")[0])
-    return [found.pop(name) for name in FIRST if name in found] + sorted(found.values(), key=lambda row: row[0].lower())
+    """Name, law and first sentence of every sampler, those of `FIRST` at the top."""
+    rows = {name: (name, in_words(entry.law), entry.summary) for name, entry in SAMPLERS.items()}
+    for name in particles.__all__:
+        cls = getattr(particles, name)
+        if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer):
+            rows[name] = (
+                name,
+                in_words(str(getattr(cls, "badge", "heuristic"))),
+                (inspect.getdoc(cls) or "").split("\n")[0],
+            )
+    return [rows.pop(name) for name in FIRST] + sorted(rows.values(), key=lambda row: row[0].lower())
 
 
 def shipped() -> list[tuple[str, str, str]]:

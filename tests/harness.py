@@ -10,27 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import learned_samplers
 from learned_samplers import (
-    HMC,
     L2E,
     MCLMC,
     PSGLD,
     SGHMC,
     AdaptedSGHMC,
     CyclicalSGMCMC,
-    EntropyMCMC,
     KineticL2E,
     MetaSGMCMC,
     Sampler,
     WhitenedSGHMC,
+    table,
 )
 from learned_samplers.approximations import IVON
 from learned_samplers.learned.meta_fields import build_meta_network
 from learned_samplers.learned.network import build_network
 from learned_samplers.learned.preconditioned import PrecondL2E
-from learned_samplers.learned.sampler import LearnedSampler
-from learned_samplers.particles.base import ParticleSampler
 
 Make = Callable[..., Sampler]
 
@@ -53,21 +49,17 @@ def _meta_network() -> nn.Module:
     return build_meta_network((6,), zero_last=False, generator=torch.Generator().manual_seed(1))
 
 
-#: Samplers that need settings to run, and variants worth a test of their own, by a name for the test report.
-_CHOSEN: dict[str, Make] = {
+_CYCLES = table.SAMPLERS["CyclicalSGMCMC"].settings
+#: Variants worth a test of their own, and learned samplers with small networks, by a name for the test report.
+_VARIANTS: dict[str, Make] = {
     "PSGLD-probe": _maker(PSGLD, correction="probe"),
     "SGHMC-normal": _maker(SGHMC, momentum_init="normal"),
-    "CyclicalSGMCMC": _maker(CyclicalSGMCMC, cycle_length=5, exploration_ratio=0.4),
-    "CyclicalSGMCMC-sgld": _maker(CyclicalSGMCMC, cycle_length=5, exploration_ratio=0.4, base="sgld"),
-    "EntropyMCMC": _maker(EntropyMCMC, guide_variance=0.1),
-    "AdaptedSGHMC": _maker(AdaptedSGHMC, warmup_steps=4, eps=0.1),
+    "CyclicalSGMCMC-sgld": _maker(CyclicalSGMCMC, base="sgld", **_CYCLES),
     "AdaptedSGHMC-whitened": _maker(AdaptedSGHMC, warmup_steps=4, warmup=WhitenedSGHMC, mass="diagonal", eps=0.1),
     "AdaptedSGHMC-matrix": _maker(AdaptedSGHMC, warmup_steps=4, mass="matrix", eps=0.1),
     "AdaptedSGHMC-adam": _maker(AdaptedSGHMC, warmup_steps=4, warmup=torch.optim.Adam, mass="diagonal", eps=0.1),
     "MCLMC-noise": _maker(MCLMC, preconditioner="gradient_noise"),
-    "HMC": _maker(HMC, leapfrog_steps=3),
-    "IVON": _maker(IVON),
-    "IVON-clipped": _maker(IVON, clip_radius=1.0, rescale_lr=False, draws=2),
+    "IVON-draws": _maker(IVON, draws=2),
     "L2E": _maker(L2E, network=_network("paper")),
     "L2E-adaptive": _maker(L2E, network=_network("adaptive"), settings={"feature_set": "adaptive", "beta_scale": 0.3}),
     "L2E-paper": _maker(
@@ -78,21 +70,18 @@ _CHOSEN: dict[str, Make] = {
     "PrecondL2E": _maker(PrecondL2E, network=_network("paper")),
     "MetaSGMCMC": _maker(MetaSGMCMC, network=_meta_network()),
 }
-#: Every sampler of the library: those above, and each other that the package exports, with its defaults.
+#: Every sampler of the table, and the variants.
 SAMPLERS: dict[str, Make] = {
-    cls.__name__: _maker(cls)
-    for cls in (getattr(learned_samplers, name) for name in learned_samplers.__all__)
-    if isinstance(cls, type) and issubclass(cls, Sampler) and cls is not Sampler
-    if not issubclass(cls, ParticleSampler) and cls.__name__ not in _CHOSEN
-} | _CHOSEN
+    name: _maker(entry.sampler, **entry.settings) for name, entry in table.SAMPLERS.items()
+} | _VARIANTS
 #: Those with a network: their rules work on flat buffers, and have tests of their own for leading axes.
-LEARNED = frozenset(name for name, make in SAMPLERS.items() if issubclass(make.cls, LearnedSampler))  # type: ignore
+LEARNED = frozenset(name for name in SAMPLERS if table.SAMPLERS[name.split("-")[0]].is_learned)
 #: Those whose rule takes a tensor for one matrix, and so no leading axes.
 OF_MATRICES = frozenset({"WhitenedSGHMC", "AdaptedSGHMC-matrix"})
 #: Those that cannot step without a closure.
-NEED_CLOSURE = frozenset({"HMC", "MCLMC", "MCLMC-noise", "PSGLD-probe", "KineticL2E", "MetaSGMCMC"})
+NEED_CLOSURE = frozenset(name for name, make in SAMPLERS.items() if make(nn.Linear(2, 2).parameters()).needs_closure)
 #: Those that take their gradients at drawn weights: a step needs a closure, or a block in which they are drawn.
-NEED_DRAWS = frozenset({"IVON", "IVON-clipped"})
+NEED_DRAWS = frozenset(name for name in SAMPLERS if name.split("-")[0] == "IVON")
 #: Those that higher, torch.compile and a step without a closure are for.
 STOCHASTIC = {name: make for name, make in SAMPLERS.items() if name not in NEED_CLOSURE | NEED_DRAWS}
 

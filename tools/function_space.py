@@ -1,6 +1,6 @@
 """f-SVGD beside SVGD, ensembles, the bootstrap and Monte Carlo: the experiments of its paper.
 
-    python tools/function_space.py uci                     # nine regression sets; see docs/function_space.md for times
+    python tools/function_space.py uci                     # nine regression sets; times: reports/function_space.md
     python tools/function_space.py uci --preset paper
     python tools/function_space.py mnist                   # classification error
     python tools/function_space.py sine                    # a one-dimensional posterior beside HMC
@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from experiments.bandits.experiment import BanditOptions
-from experiments.bandits.report import bandits
+from experiments.bandits.experiment import BanditOptions, bandits
 from experiments.function_space.images import MNIST, mnist
 from experiments.function_space.sine import Sine, sine
-from experiments.function_space.uci_runs import UCI, uci
+from experiments.function_space.uci import UCI, uci
 from experiments.harness.options import Action, parse_command
 from experiments.harness.output import command_line, explained
 

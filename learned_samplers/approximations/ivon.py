@@ -6,18 +6,19 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.guards import replicas
 from learned_samplers.base.guards.broken_off import putting_back
+from learned_samplers.base.norms import norms
 from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number
-from learned_samplers.base.sampler import Sampler, arguments
-from learned_samplers.base.step import Evaluation, GroupInputs, norms
+from learned_samplers.base.sampler import Sampler
+from learned_samplers.base.settings import setting
+from learned_samplers.base.step import Evaluation, collect
 
 
 def ivon_rule(
@@ -34,30 +35,26 @@ def ivon_rule(
     prior_precision: Any,
     betas: tuple[float, float],
     hess_init: float,
-    clip_radius: float | None,
-    rescale_lr: bool,
     ops: Operations = FUNCTIONAL,
 ) -> tuple[Any, Any, Any, Any]:
-    """One update of the mean and of the Hessian, with any leading batch axes; nothing is drawn (``noise`` is unused).
+    """Update the mean and the Hessian, with any leading batch axes; nothing is drawn (``noise`` is unused).
 
     With δ = λ/N:  ḡ ← β₁ḡ + (1−β₁)g;  w ← β₁w + (1−β₁);  h ← h + (1−β₂)(ĥ−h) + ½(1−β₂)²(ĥ−h)²/(h+δ);
-    m ← m − lr·[ḡ/w + δm]/(h+δ). The weight w of all gradients in ḡ, 1−β₁ᵗ after t steps, has one number a parameter.
+    m ← m − lr·(h₀+δ)·[ḡ/w + δm]/(h+δ). The weight w of all gradients in ḡ, 1−β₁ᵗ after t steps, has one number a
+    parameter.
     """
     decay = prior_precision / num_data
     gradient_average = ops.add(ops.scale(gradient_average, betas[0]), gradient, 1 - betas[0])
     average_weight = ops.shift(ops.scale(average_weight, betas[0]), 1 - betas[0])
-    rate = 1 - betas[1]
+    forgotten = 1 - betas[1]
     change = ops.combine(hessian_estimate, hessian, -1.0)
     before = ops.affine(hessian, 1.0, decay)
-    hessian = ops.add(hessian, change, rate)
-    hessian = ops.add_ratio(hessian, ops.multiply(change, change), before, 0.5 * rate**2)
+    hessian = ops.add(hessian, change, forgotten)
+    hessian = ops.add_ratio(hessian, ops.multiply(change, change), before, 0.5 * forgotten**2)
     precision = ops.affine(hessian, 1.0, decay)
     direction = ops.divide(ops.affine(gradient_average, 1.0, 0.0), average_weight)
     direction = ops.divide(ops.add(direction, parameter, decay), precision)
-    if clip_radius is not None:
-        direction = ops.map(lambda one: one.clamp(-clip_radius, clip_radius), direction)
-    scale = lr * (hess_init + decay) if rescale_lr else lr
-    return ops.add(parameter, direction, -scale), gradient_average, hessian, average_weight
+    return ops.add(parameter, direction, -lr * (hess_init + decay)), gradient_average, hessian, average_weight
 
 
 @dataclass
@@ -70,9 +67,16 @@ class _Draws:
     gradients: dict[Tensor, tuple[Tensor, int, float]] = field(default_factory=dict)
 
     def finite(self) -> bool:
-        """Whether a step could use them."""
-        found = [norm for _, _, norm in self.gradients.values()] + norms([*self.hessians.values()])
-        return all(map(math.isfinite, found))
+        """Return True if a step could use them."""
+        sizes = [norm for _, _, norm in self.gradients.values()] + norms([*self.hessians.values()])
+        return all(map(math.isfinite, sizes))
+
+
+def _two_fractions(name: str, value: Any) -> None:
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise TypeError(f"{name} must be two numbers, got {value!r}")
+    for i, beta in enumerate(value):
+        validation.fraction(f"{name}[{i}]", beta, open_right=True)
 
 
 _OUTSIDE = (
@@ -84,7 +88,7 @@ _OUTSIDE = (
 class IVON(Sampler):
     """Trains a Gaussian over the weights, much as Adam trains the weights themselves.
 
-    Improved variational online Newton (Shen et al., ICML 2024, arXiv 2402.17641). Each weight gets a mean m (what the
+    Improved variational online Newton: each weight gets a mean m (what the
     parameters hold) and a standard deviation σ. The gradient is taken at weights drawn from that Gaussian::
 
         sampler = IVON(model.parameters(), lr=0.2, num_data=len(train_set), prior_precision=10.0)
@@ -108,25 +112,39 @@ class IVON(Sampler):
 
     The paper's effective sample size is ess = N/T and its weight decay δ = λ/N. Of all Gaussians with independent
     weights it seeks the one nearest to exp(−U/T) in KL(q‖p): on a quadratic of curvature k, m is the optimum and
-    σ² = T/(k+λ). Correlations are ignored, and one mode is seen, so that the law is heuristic.
+    σ² = T/(k+λ). Correlations are ignored, and one mode is seen, so that the law is heuristic. A flat
+    prior leaves the deviation of weights that the data do not reach to grow: give a proper one.
 
-    Args:
-        params, num_data, prior_precision, foreach, generator, options: as for `SGLD`. A flat prior leaves the deviation
-            of weights that the data do not reach to grow: give a proper one.
-        lr: learning rate; with ``rescale_lr`` near that of SGD (0.1 to 0.5), else near that of Adam.
-        betas: β₁ and β₂, the decay of the averages of the gradients and of the curvature; in short runs (below some
-            10,000 steps) lower β₂ to 1 − 10/steps.
-        hess_init: h₀ > 0, the first h, in units of the mean loss's curvature.
-        clip_radius: bound on each coordinate of [ḡ + δm]/(h+δ), the step over the learning rate; None for none.
-        rescale_lr: multiply lr by h₀ + δ, so that the first steps are those of SGD.
-        draws: draws a step in ``step(closure)``, the closure being called so often.
-        temperature: T > 0.
+    Source: Shen et al., Variational Learning is Effective for Large Deep Networks, ICML 2024, arXiv 2402.17641.
 
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type.
         RuntimeError: from `step`: no draw since the last one, or gradients changed outside the block (clip them inside
             of it, so that ĥ sees it too); from `state_dict`: draws that no step has used yet.
     """
+
+    lr: float = setting(
+        check=validation.non_negative,
+        check_new=validation.positive,
+        kw_only=False,
+        doc="learning rate, near that of SGD (0.1 to 0.5).",
+    )
+    betas: tuple[float, float] = setting(
+        default=(0.9, 0.99999),
+        check=_two_fractions,
+        doc="β₁ and β₂, the decay of the averages of the gradients and of the curvature; in short runs (below some "
+        "10,000 steps) lower β₂ to 1 − 10/steps.",
+    )
+    hess_init: float = setting(
+        default=0.5, check=validation.positive, doc="h₀ > 0, the first h, in units of the mean loss's curvature."
+    )
+    draws: int = setting(
+        default=1,
+        check=validation.integer,
+        of_sampler=True,
+        doc="draws a step in ``step(closure)``, the closure being called so often.",
+    )
+    temperature: float = setting(default=1.0, check=validation.positive, doc="T > 0.")
 
     badge = "heuristic"
     side_by_side = ("stacked", "separate")
@@ -137,47 +155,11 @@ class IVON(Sampler):
         "loss that you know"
     )
     state_names = ("gradient_average", "hessian", "average_weight")
-    hyperparameters = ("lr", "num_data", "prior_precision", "betas", "hess_init", "clip_radius", "rescale_lr")
     rule = staticmethod(ivon_rule)
     #: The gradient is taken at a draw, which would be rounded.
     half_precision = False
     _pending = _Draws()
     _inside = False
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        num_data: float,
-        *,
-        betas: tuple[float, float] = (0.9, 0.99999),
-        hess_init: float = 0.5,
-        clip_radius: float | None = None,
-        rescale_lr: bool = True,
-        draws: int = 1,
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        foreach: bool | None = None,
-        generator: torch.Generator | None = None,
-        **options: Unpack[SamplerOptions],
-    ):
-        defaults = arguments(locals())
-        del defaults["draws"]
-        validation.integer("draws", draws)
-        super().__init__(params, defaults, generator=generator)
-        self.draws = draws
-
-    def _validate(self, group: dict[str, Any]) -> None:
-        super()._validate(group)
-        validation.positive("temperature", group["temperature"])
-        validation.positive("hess_init", group["hess_init"])
-        if not isinstance(group["betas"], tuple | list) or len(group["betas"]) != 2:
-            raise TypeError(f"betas must be two numbers, got {group['betas']!r}")
-        for i, beta in enumerate(group["betas"]):
-            validation.fraction(f"betas[{i}]", beta, open_right=True)
-        if group["clip_radius"] is not None:
-            validation.positive("clip_radius", group["clip_radius"])
-        validation.one_of("rescale_lr", group["rescale_lr"], (True, False))
 
     def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
         return (1,) * p.dim() if name == "average_weight" else super().state_shape(name, p)
@@ -188,7 +170,7 @@ class IVON(Sampler):
         return torch.full_like(p, as_number(group["hess_init"])) if name == "hessian" else torch.zeros_like(p)
 
     def noise_for(self, params: Any, hyper: dict[str, Any]) -> None:
-        """None: the update draws no noise, as the gradient was taken at weights that were drawn."""
+        """Return None: the update draws no noise, as the gradient was taken at weights that were drawn."""
         return None
 
     # ---------------------------------------------------------------- drawing weights
@@ -203,11 +185,11 @@ class IVON(Sampler):
         num_data, prior = as_number(group["num_data"]), as_number(group["prior_precision"])
         temperature = as_number(group["temperature"])
         # Not kept: a state dict with half of the state of a parameter that never gets a gradient would not load.
-        known = [self.state.get(p, {}).get("hessian") for p in params]
-        hessians = [self.initial_state(group, p, "hessian") if h is None else h for p, h in zip(params, known)]
-        found = list(torch._foreach_mul(hessians, num_data / temperature))
-        torch._foreach_add_(found, prior / temperature)
-        return found
+        averages = [self.state.get(p, {}).get("hessian") for p in params]
+        hessians = [self.initial_state(group, p, "hessian") if h is None else h for p, h in zip(params, averages)]
+        precisions = list(torch._foreach_mul(hessians, num_data / temperature))
+        torch._foreach_add_(precisions, prior / temperature)
+        return precisions
 
     @contextmanager
     def sampled_params(self) -> Iterator[None]:
@@ -229,10 +211,10 @@ class IVON(Sampler):
         try:
             with torch.no_grad():
                 for group in self.param_groups:
-                    if own := [p for p in group["params"] if p.requires_grad]:
-                        deviations = self._precisions(group, own)
-                        torch._foreach_sqrt_(deviations)
-                        torch._foreach_addcdiv_(own, [draw(p) for p in own], deviations)
+                    if trained := [p for p in group["params"] if p.requires_grad]:
+                        roots = self._precisions(group, trained)
+                        torch._foreach_sqrt_(roots)
+                        torch._foreach_addcdiv_(trained, [draw(p) for p in trained], roots)
                 for p in groups:
                     p.grad = None
             yield
@@ -253,7 +235,7 @@ class IVON(Sampler):
 
     @torch.no_grad()
     def _record(self, groups: Any, means: Any, before: dict[Tensor, Tensor | None]) -> dict[Tensor, Tensor | None]:
-        """Add a draw's ĥ = g·(θ−m)/σ² to the sum; returns the mean gradients; those before were ``before``."""
+        """Add a draw's ĥ = g·(θ−m)/σ² to the sum, and return the mean gradients; ``before`` are the earlier ones."""
         if all(gradient is None for gradient in before.values()) or not self._pending.finite():
             # The user has cleared the gradients, or no step will use them, as after one that a GradScaler has skipped.
             self._pending = _Draws()
@@ -271,14 +253,15 @@ class IVON(Sampler):
             elif pending.count:
                 gradients[p] = p.grad / (pending.count + 1)
         for group in self.param_groups:
-            if own := [p for p in group["params"] if p in groups and p.grad is not None]:
-                estimates = self._precisions(group, own)
-                torch._foreach_mul_(estimates, torch._foreach_sub(own, [means[p] for p in own]))
-                torch._foreach_mul_(estimates, [p.grad for p in own])
-                for p, estimate in zip(own, estimates, strict=True):
+            if reached := [p for p in group["params"] if p in groups and p.grad is not None]:
+                estimates = self._precisions(group, reached)
+                torch._foreach_mul_(estimates, torch._foreach_sub(reached, [means[p] for p in reached]))
+                torch._foreach_mul_(estimates, [p.grad for p in reached])
+                for p, estimate in zip(reached, estimates, strict=True):
                     hessians[p] = hessians[p] + estimate if p in hessians else estimate
-        found = {p: gradient for p, gradient in gradients.items() if gradient is not None}
-        kept = {p: (g, g._version, norm) for (p, g), norm in zip(found.items(), norms([*found.values()]), strict=True)}
+        present = {p: gradient for p, gradient in gradients.items() if gradient is not None}
+        sizes = norms([*present.values()])
+        kept = {p: (g, g._version, norm) for (p, g), norm in zip(present.items(), sizes, strict=True)}
         self._pending = _Draws(pending.count + 1, hessians, kept)
         return gradients
 
@@ -316,11 +299,13 @@ class IVON(Sampler):
                     for _ in range(self.draws):
                         with self.sampled_params():
                             losses.append(self.run(closure))
-                    groups = self._collect()
+                    evaluation = self._collect()
             finally:
                 self._pending = _Draws()
-            given = [loss for loss in losses if loss is not None]  # torch's optimizers take a closure without one, too
-            return Evaluation(sum(given) / len(given) if given else None, groups, restore)
+            losses = [loss for loss in losses if loss is not None]  # torch's optimizers take a closure without one, too
+            evaluation.loss = sum(losses) / len(losses) if losses else None
+            evaluation.restore = restore
+            return evaluation
         if self._inside:
             raise RuntimeError("step() inside of sampled_params(): call it after the block, which puts the mean back")
         if not self._pending.count:
@@ -328,14 +313,15 @@ class IVON(Sampler):
                 "no draw since the last step: compute the gradients inside `with sampler.sampled_params():`, or give "
                 "step a closure"
             )
-        groups, pending = self._collect(), self._pending
+        evaluation, pending = self._collect(), self._pending
         self._pending = _Draws()
-        return Evaluation(None, groups, lambda: setattr(self, "_pending", pending))
+        evaluation.restore = lambda: setattr(self, "_pending", pending)
+        return evaluation
 
-    def _collect(self) -> list[GroupInputs]:
-        groups, pending = self.collect_gradients(), self._pending
-        self._require_untouched({p: p.grad for inputs in groups for p in inputs.params})
-        for inputs in groups:
+    def _collect(self) -> Evaluation:
+        evaluation, pending = collect(self), self._pending
+        self._require_untouched({p: p.grad for inputs in evaluation.groups for p in inputs.params})
+        for inputs in evaluation.groups:
             if any(p not in pending.hessians for p in inputs.params):
                 raise RuntimeError(_OUTSIDE)
             estimates = [pending.hessians[p] for p in inputs.params]
@@ -344,10 +330,10 @@ class IVON(Sampler):
             inputs.per_parameter["hessian_estimate"] = estimates
             if not all(map(math.isfinite, norms(estimates))) and not all(one.isfinite().all() for one in estimates):
                 raise FloatingPointError("the curvature that the draws measured is not finite; nothing was changed")
-        return groups
+        return evaluation
 
     def temperatures(self) -> list[dict[str, float]]:
-        """nan for every group: the parameters are a mean, and no chain that would have a temperature."""
+        """Return nan for every group: the parameters are a mean, and no chain that would have a temperature."""
         return [{"kinetic": float("nan"), "configurational": float("nan")} for _ in self.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
@@ -358,6 +344,9 @@ class IVON(Sampler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As for `SGLD`; draws that wait for a step are forgotten."""
+        for group in state_dict.get("param_groups", ()) if isinstance(state_dict, dict) else ():
+            if group.get("clip_radius") is not None or group.get("rescale_lr") is False:
+                raise ValueError("state_dict was saved with clip_radius= or rescale_lr=False, which IVON no longer has")
         super().load_state_dict(state_dict)
         self._pending = _Draws()
 

@@ -23,6 +23,8 @@ def number(name: str, value: Any) -> float:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
+    if isinstance(value, Integral):
+        _below_2_63(name, value)
     value = float(value)
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value}")
@@ -70,6 +72,19 @@ def integer(name: str, value: Any, *, least: int = 1) -> None:
         raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+    _below_2_63(name, value)
+
+
+def seed(name: str, value: Any) -> int:
+    """``value``, an integer from 0 on, as a Python integer: torch's generators take no other."""
+    integer(name, value, least=0)
+    return int(value)
+
+
+def _below_2_63(name: str, value: Any) -> None:
+    """Raise ValueError for an integer that torch, which has 64 bits for it, cannot hold."""
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name} must be an integer of at most 64 bits, got one of {int(value).bit_length()}")
 
 
 def truth(name: str, value: Any) -> None:
@@ -85,17 +100,29 @@ def module(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a torch.nn.Module, got {what}")
 
 
+def tensor(name: str, value: Any) -> None:
+    """``value`` is a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {value!r:.60} of type {type(value).__name__}")
+
+
+def function(name: str, value: Any, example: str) -> None:
+    """``value`` can be called, as ``example`` can."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, as {example} is, got {value!r:.60} of type {type(value).__name__}")
+
+
+def generator(name: str, value: Any) -> None:
+    """``value`` is a generator of torch, or None."""
+    if value is not None and not isinstance(value, torch.Generator):
+        raise TypeError(f"{name} must be a torch.Generator, got {value!r:.60} of type {type(value).__name__}")
+
+
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
     """``value`` is one of ``choices``; 0 and 1 are not False and True."""
     choices = list(choices)
     if not any(isinstance(value, bool) is isinstance(one, bool) and value == one for one in choices):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
-
-
-def momentum(group: dict[str, Any]) -> None:
-    """The group's ``momentum_decay`` lies in (0, 1] and its ``momentum_init`` is known."""
-    fraction("momentum_decay", group["momentum_decay"], open_left=True)
-    one_of("momentum_init", group["momentum_init"], ("zero", "normal"))
 
 
 def parameter(name: str, value: Any) -> None:
@@ -139,6 +166,13 @@ def inputs_and_targets(data: Any) -> tuple[Tensor, Tensor]:
 # ------------------------------------------------------------------- the tensors of a parameter group
 
 
+def in_order(params: Any) -> Any:
+    """The first argument of an optimizer, generators as lists; TypeError for a set."""
+    if isinstance(params, set | frozenset):
+        raise TypeError("params must be in an order, got a set, in which a resumed chain could not find them again")
+    return params if isinstance(params, Tensor | dict) else list(params)
+
+
 def listed_parameters(param_group: Any) -> list[Any]:
     """The tensors, or (name, tensor) pairs, of a new parameter group as it is given to an optimizer.
 
@@ -151,7 +185,7 @@ def listed_parameters(param_group: Any) -> list[Any]:
     if "params" not in param_group:
         raise ValueError("param_group must have 'params'")
     params = param_group["params"]
-    if isinstance(params, set):
+    if isinstance(params, set | frozenset):
         raise TypeError("params must be in an order, got a set, in which a resumed chain could not find them again")
     listed = [params] if isinstance(params, Tensor) else list(params)
     if not listed:
@@ -189,9 +223,9 @@ def _refuse_overlap(named: list[tuple[str, Tensor]]) -> None:
         by_storage.setdefault((tensor.device, tensor.untyped_storage().data_ptr()), []).append((name, tensor))
     for shared in by_storage.values():
         spans = sorted((*_span(tensor), name, i) for i, (name, tensor) in enumerate(shared))
-        for (_, end, one, i), (start, _, other, j) in pairwise(spans):
+        for (_, end, first, i), (start, _, second, j) in pairwise(spans):
             if start < end and _share_memory(shared[i][1], shared[j][1]):
-                raise ValueError(f"parameters {one!r} and {other!r} overlap in memory: each would be moved twice")
+                raise ValueError(f"parameters {first!r} and {second!r} overlap in memory: each would be moved twice")
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
@@ -201,10 +235,10 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size()
 
 
-def _share_memory(one: Tensor, other: Tensor) -> bool:
+def _share_memory(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors of one storage have an element in common (their spans may interleave without one)."""
-    if one.element_size() != other.element_size():
+    if first.element_size() != second.element_size():
         return True
-    taken = torch.zeros(one.untyped_storage().nbytes() // one.element_size(), dtype=torch.bool)
-    taken.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
-    return bool(taken.as_strided(other.shape, other.stride(), other.storage_offset()).any())
+    taken = torch.zeros(first.untyped_storage().nbytes() // first.element_size(), dtype=torch.bool)
+    taken.as_strided(first.shape, first.stride(), first.storage_offset()).fill_(True)
+    return bool(taken.as_strided(second.shape, second.stride(), second.storage_offset()).any())

@@ -314,6 +314,8 @@ class SampleCollection(Predictive):
             raise TypeError(f"collections must be a list of them, got one {type(collections).__name__}")
         if not collections:
             raise ValueError("collections must hold at least one collection, got none")
+        if model is not None:
+            validation.module("model", model)
         chains: list[SampleCollection] = []
         for position, item in enumerate(collections):
             if not isinstance(item, SampleCollection):

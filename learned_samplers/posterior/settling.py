@@ -1,4 +1,4 @@
-"""R̂ and effective samples of many coordinates at once, in NumPy alone: what a verdict on chains is made of."""
+"""R̂ and effective samples of many coordinates at once, in NumPy alone, for verdicts on chains."""
 
 from __future__ import annotations
 

@@ -218,6 +218,7 @@ def of(model):
         (lambda: SampleCollection.merge([collected(), collected(frozen())]), ValueError, r"'0\.weight' .* not in coll"),
         (lambda: SampleCollection.merge([collected(), collected(steps=0)]), ValueError, r"collections\[1\]"),
         (lambda: SampleCollection.merge(["a.safetensors"]), ValueError, r"model .*collections\[0\]"),
+        (lambda: SampleCollection.merge([collected()], model=3), TypeError, "model.*int"),
         (
             lambda: SampleCollection.merge([collected(buffers="snapshot"), collected()]),
             ValueError,
