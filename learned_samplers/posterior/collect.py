@@ -45,7 +45,7 @@ from learned_samplers.posterior.watch import Watch
 class PosteriorSamples(SampleCollection, HookedSteps):
     r"""Collects the weights that a sampler visits, and predicts with their average.
 
-    Attaches itself to the sampler's ``step``; the training loop stays as it is::
+    Attaches itself to the sampler's ``step``::
 
         sampler = SGHMC(model.parameters(), lr=0.1, num_data=len(train_set))
         posterior = PosteriorSamples(model, sampler, burn_in=1000, thinning=100)
@@ -58,8 +58,8 @@ class PosteriorSamples(SampleCollection, HookedSteps):
     came later. So a cyclical sampler's steps are counted from the start of each sampling phase: every phase of n steps
     gives the same ⌊n / ``thinning``⌋ states, and one that gives none raises ValueError at its end. Steps are
     ``sampler.step_count``. For an optimizer without it, such as those of ``torch.optim``, whose trajectory is then
-    averaged, they are counted from when this object was made. A sampler with ``sampled_params()`` (`IVON`) is asked
-    for a fresh draw, which takes numbers from its random number generator.
+    averaged, they are counted from when this object was made. A sampler with ``sampled_params()`` (`IVON`) is asked for
+    a fresh draw, which takes numbers from its random number generator.
 
     **Memory.** With ``max_samples`` = M the collection is thinned as it grows: when a state is due and M are held,
     every second one is dropped, and from then on only every second state that is due is kept. So the kept ones are
@@ -69,23 +69,20 @@ class PosteriorSamples(SampleCollection, HookedSteps):
     collected, and a line of ``index.jsonl`` names it; each write is whole or absent, and has a checksum. A folder that
     exists is continued: load the state dict saved beside the sampler's, or call :meth:`restart` to begin again. Without
     either a sampler goes on if its ``step_count`` is beyond the last sample's, and any other optimizer is refused at
-    its first step. One collector at a time writes to a folder, from construction to :meth:`detach` or the end of the
-    process; another one is refused.
+    its first step. One collector at a time writes to a folder, until :meth:`detach` or the end of the process.
 
     **Parameters.** Those in the sampler's groups that require a gradient are sampled; a tied parameter is one
     parameter. The first sample settles which these are: a layer that joins before it (a backbone that is unfrozen at
     some epoch) is sampled, and one that joins later is an error. A layer that is frozen again later gets one warning,
     because its values are repeated. The model's other parameters are stored once and must not change between samples.
     With ``store_frozen=False`` those without gradient are not stored at all; a fingerprint says later whether the model
-    has them. Names are those of the plain network, without the ``module.`` of ``DistributedDataParallel`` or the
-    ``_orig_mod.`` of ``torch.compile``.
+    has them. Names are those of the plain network, without what DDP, FSDP, Fabric or ``torch.compile`` add.
 
-    **Buffers.** ``"refuse"``: the model has no normalisation layer with running statistics, and its buffers, if any,
-    are constant: stored once, and a change between samples is an error. ``"snapshot"``: every sample holds a copy of
-    all buffers; the running statistics are then those of the trajectory and lag behind the weights. ``"reestimate"``:
-    every sample's running statistics are computed from data by :meth:`reestimate_buffers` before predicting. Layers in
-    evaluation mode at the samples (a frozen backbone) keep theirs, which are stored once; a layer's mode must be the
-    same at all samples.
+    **Buffers.** ``"refuse"``: no normalisation layer in training mode has running statistics, and buffers are constant:
+    stored once, and a change between samples is an error. ``"snapshot"``: every sample holds a copy of all buffers; the
+    running statistics are then those of the trajectory and lag behind the weights. ``"reestimate"``: every sample's
+    running statistics are computed from data by :meth:`reestimate_buffers` before predicting. Layers in evaluation mode
+    (a frozen backbone) keep theirs, which are stored once; a layer's mode must be the same at all samples.
 
     Args:
         model: the network whose parameters the sampler moves.
@@ -173,7 +170,6 @@ class PosteriorSamples(SampleCollection, HookedSteps):
         self._sampler: Optimizer | None = sampler
         self._order()
         self._counts = not hasattr(sampler, "step_count")
-        # Of an optimizer that counts no steps nobody knows where in the folder's chain it is.
         self._step_is_known = not (self._counts and self._progress.last_step)
         self._hook(sampler)
 
@@ -373,14 +369,13 @@ class PosteriorSamples(SampleCollection, HookedSteps):
                 its parameters in another order (whose state would give each the momentum of another); it is
                 incomplete, names a file that is missing, or holds weights that are not finite.
         """
-        settings = self._settings
-        saved = SavedState.of(state, settings, self._order())
+        saved = SavedState.of(state, self._settings, self._order())
         begins = bool(saved.entries) or saved.fixed is not None
-        shapes = self._shapes_of(saved) if begins else dict(settings["shapes"])
+        shapes = self._shapes_of(saved) if begins else dict(self._settings["shapes"])
         on_disk = self.path is not None
         if (saved.samples is None) != on_disk:
-            places = ("in memory", "on disk")
-            raise ValueError(f"the state dict's samples are {places[not on_disk]}, this collection's {places[on_disk]}")
+            where = ("in memory", "on disk")
+            raise ValueError(f"the state dict's samples are {where[not on_disk]}, this collection's {where[on_disk]}")
         entries, progress = saved.entries, saved.progress
         if on_disk:
             progress = replace(progress, stride=max(progress.stride, self._store.progress.stride))

@@ -55,6 +55,7 @@ class Origin:
         precisions = [group.get("prior_precision") for group in sampler.param_groups]
         own_prior = getattr(model, "prior_precision", None)
         has_own_prior = isinstance(own_prior, Tensor) and bool((own_prior > 0).any())
+        has_own_prior |= getattr(sampler, "prior", None) is not None
         flat = all(isinstance(value, int | float) and value == 0 for value in precisions) and not has_own_prior
         temperature = max((float(group.get("temperature", 1.0)) for group in sampler.param_groups), default=1.0)
         return Origin(type(sampler).__name__, samples, temperature, samples and flat)
