@@ -298,7 +298,7 @@ class _Unstacked:
 
 
 def _refuse_other(
-    networks: Sequence[nn.Module], named: Sequence[Tensors], shared: Sequence[Tensors], position: int
+    networks: Sequence[nn.Module], named: Sequence[Mapping[str, Tensor]], shared: Sequence[Tensors], position: int
 ) -> None:
     """Raise ValueError unless the network at a position has the first one's layers and unsampled tensors."""
     first, network, label = networks[0], networks[position], f"networks[{position}]"

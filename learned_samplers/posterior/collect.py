@@ -48,8 +48,7 @@ class PosteriorSamples(SampleCollection, HookedSteps):
     Attaches itself to the sampler's ``step``::
 
         sampler = SGHMC(model.parameters(), lr=0.1, num_data=len(train_set))
-        posterior = PosteriorSamples(model, sampler, burn_in=1000, thinning=100)
-        ...  # train
+        posterior = PosteriorSamples(model, sampler, burn_in=1000, thinning=100)  # and train
         probabilities = posterior.predict(test_inputs)
 
     **Which states are kept.** After ``burn_in`` steps every ``thinning``-th state, while the sampler is sampling. A

@@ -102,8 +102,8 @@ class HeldSamples:
         fixed: Tensors,
     ) -> Run:
         batches = self._runner.batches(x, options["batch_size"], options["targets"])
-        how = {"sample_chunk": options["sample_chunk"], "vectorize": options["vectorize"]}
-        return Run(self._runner, batches, read, chosen, fixed, transform, form, **how)
+        chunk, vectorize = options["sample_chunk"], options["vectorize"]
+        return Run(self._runner, batches, read, chosen, fixed, transform, form, sample_chunk=chunk, vectorize=vectorize)
 
     def _chosen(self, options: Options) -> list[int]:
         """Return the samples to predict with: so many, evenly spaced, the last one among them."""

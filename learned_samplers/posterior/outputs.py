@@ -155,7 +155,7 @@ class OutputFormat:
         self.prediction(raw)  # refuses what does not fit
         logits = self.tensor(raw)
         axis = self.axis(logits.ndim)
-        if self.output == "softmax":
+        if self.output == "softmax" and axis is not None:
             return logits.movedim(axis, -1).log_softmax(-1)
         if self.output == "binary":  # whose logits (N, 1) have an axis of one class
             logits = logits.flatten() if axis is None else logits.squeeze(axis)

@@ -51,8 +51,9 @@ class ReplicatedNetwork:
         tensors = {}
         for table, key, name in self._places:
             tensor = table[key]  # as it is now: another thread may load a state with ``assign=True``
-            value = state.get(name)
-            tensors[id(tensor)] = tensor.detach() if value is None else value
+            if tensor is not None:
+                value = state.get(name)
+                tensors[id(tensor)] = tensor.detach() if value is None else value
         return replica(self.network, tensors)(*args, **kwargs)
 
 
@@ -94,6 +95,7 @@ class _Copier:
             return value
         if id(value) in self._copies:
             return self._copies[id(value)]
+        result: Any = value
         if isinstance(value, nn.Module):
             result = self._module(value)
         elif isinstance(value, dict):
@@ -111,8 +113,6 @@ class _Copier:
             result = functools.partial(self._copy(value.func), *self._copy(value.args), **self._copy(value.keywords))
         elif isinstance(value, FunctionType):
             result = self._function(value)
-        else:
-            result = value
         return result
 
     def _module(self, module: nn.Module) -> nn.Module:
