@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+import stat
 import weakref
 from pathlib import Path
 from typing import Self
@@ -55,7 +56,11 @@ def write_atomically(path: Path, data: bytes, *, clean: bool = True) -> None:
 
 def refuse_special(path: Path) -> None:
     """Raise ValueError if there is a device, a pipe or a socket at a path, where a file is to be."""
-    if path.exists() and not path.is_file() and not path.is_dir():
+    try:
+        mode = path.stat().st_mode  # asked once: a lock may be removed at any time
+    except OSError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise ValueError(f"{path} is a device, a pipe or a socket, and no file: nothing was written")
 
 
