@@ -55,6 +55,12 @@ def test_the_table_says_what_a_sampler_can_do():
     assert lines["SGNHT"].endswith("| O(h) | – | `separate=True` | – |")
 
 
+def test_the_pages_are_short():
+    """Measurements go to reports/, so that what a user needs stays readable."""
+    words = sum(len(page.read_text().split()) for page in (ROOT / "docs").rglob("*.md"))
+    assert words <= 30_000
+
+
 def test_every_report_is_in_the_index():
     folder = ROOT / "reports"
     links = set(re.findall(r"\]\(([\w/]+\.md)\)", (folder / "README.md").read_text()))
