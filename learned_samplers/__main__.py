@@ -26,7 +26,11 @@ def samplers() -> list[tuple[str, str, str]]:
     for name in particles.__all__:
         cls = getattr(particles, name)
         if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer):
-            rows[name] = (name, in_words(cls.badge), (inspect.getdoc(cls) or "").split("\n")[0])
+            rows[name] = (
+                name,
+                in_words(str(getattr(cls, "badge", "heuristic"))),
+                (inspect.getdoc(cls) or "").split("\n")[0],
+            )
     return [rows.pop(name) for name in FIRST] + sorted(rows.values(), key=lambda row: row[0].lower())
 
 

@@ -50,7 +50,7 @@ class Entry:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, params: Any, lr: float = 0.05, num_data: float = 100, **settings: Any) -> Sampler:
-        return self.sampler(params, lr, num_data, **{**self.settings, **settings})  # type: ignore[arg-type]
+        return self.sampler(params, lr, num_data, **{**self.settings, **settings})
 
     @property
     def name(self) -> str:

@@ -59,7 +59,7 @@ _VARIANTS: dict[str, Make] = {
     "AdaptedSGHMC-matrix": _maker(AdaptedSGHMC, warmup_steps=4, mass="matrix", eps=0.1),
     "AdaptedSGHMC-adam": _maker(AdaptedSGHMC, warmup_steps=4, warmup=torch.optim.Adam, mass="diagonal", eps=0.1),
     "MCLMC-noise": _maker(MCLMC, preconditioner="gradient_noise"),
-    "IVON-clipped": _maker(IVON, clip_radius=1.0, rescale_lr=False, draws=2),
+    "IVON-draws": _maker(IVON, draws=2),
     "L2E": _maker(L2E, network=_network("paper")),
     "L2E-adaptive": _maker(L2E, network=_network("adaptive"), settings={"feature_set": "adaptive", "beta_scale": 0.3}),
     "L2E-paper": _maker(

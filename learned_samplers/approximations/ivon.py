@@ -6,18 +6,19 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.guards import replicas
 from learned_samplers.base.guards.broken_off import putting_back
+from learned_samplers.base.norms import norms
 from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number
-from learned_samplers.base.sampler import Sampler, arguments
-from learned_samplers.base.step import Evaluation, GroupInputs, norms
+from learned_samplers.base.sampler import Sampler
+from learned_samplers.base.settings import setting
+from learned_samplers.base.step import Evaluation, collect
 
 
 def ivon_rule(
@@ -34,14 +35,13 @@ def ivon_rule(
     prior_precision: Any,
     betas: tuple[float, float],
     hess_init: float,
-    clip_radius: float | None,
-    rescale_lr: bool,
     ops: Operations = FUNCTIONAL,
 ) -> tuple[Any, Any, Any, Any]:
     """One update of the mean and of the Hessian, with any leading batch axes; nothing is drawn (``noise`` is unused).
 
     With δ = λ/N:  ḡ ← β₁ḡ + (1−β₁)g;  w ← β₁w + (1−β₁);  h ← h + (1−β₂)(ĥ−h) + ½(1−β₂)²(ĥ−h)²/(h+δ);
-    m ← m − lr·[ḡ/w + δm]/(h+δ). The weight w of all gradients in ḡ, 1−β₁ᵗ after t steps, has one number a parameter.
+    m ← m − lr·(h₀+δ)·[ḡ/w + δm]/(h+δ). The weight w of all gradients in ḡ, 1−β₁ᵗ after t steps, has one number a
+    parameter.
     """
     decay = prior_precision / num_data
     gradient_average = ops.add(ops.scale(gradient_average, betas[0]), gradient, 1 - betas[0])
@@ -54,10 +54,7 @@ def ivon_rule(
     precision = ops.affine(hessian, 1.0, decay)
     direction = ops.divide(ops.affine(gradient_average, 1.0, 0.0), average_weight)
     direction = ops.divide(ops.add(direction, parameter, decay), precision)
-    if clip_radius is not None:
-        direction = ops.map(lambda one: one.clamp(-clip_radius, clip_radius), direction)
-    scale = lr * (hess_init + decay) if rescale_lr else lr
-    return ops.add(parameter, direction, -scale), gradient_average, hessian, average_weight
+    return ops.add(parameter, direction, -lr * (hess_init + decay)), gradient_average, hessian, average_weight
 
 
 @dataclass
@@ -73,6 +70,13 @@ class _Draws:
         """Whether a step could use them."""
         found = [norm for _, _, norm in self.gradients.values()] + norms([*self.hessians.values()])
         return all(map(math.isfinite, found))
+
+
+def _two_fractions(name: str, value: Any) -> None:
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise TypeError(f"{name} must be two numbers, got {value!r}")
+    for i, beta in enumerate(value):
+        validation.fraction(f"{name}[{i}]", beta, open_right=True)
 
 
 _OUTSIDE = (
@@ -108,27 +112,39 @@ class IVON(Sampler):
 
     The paper's effective sample size is ess = N/T and its weight decay δ = λ/N. Of all Gaussians with independent
     weights it seeks the one nearest to exp(−U/T) in KL(q‖p): on a quadratic of curvature k, m is the optimum and
-    σ² = T/(k+λ). Correlations are ignored, and one mode is seen, so that the law is heuristic.
+    σ² = T/(k+λ). Correlations are ignored, and one mode is seen, so that the law is heuristic. A flat
+    prior leaves the deviation of weights that the data do not reach to grow: give a proper one.
 
     Source: Shen et al., Variational Learning is Effective for Large Deep Networks, ICML 2024, arXiv 2402.17641.
-
-    Args:
-        params, num_data, prior_precision, foreach, generator, options: as for `SGLD`. A flat prior leaves the deviation
-            of weights that the data do not reach to grow: give a proper one.
-        lr: learning rate; with ``rescale_lr`` near that of SGD (0.1 to 0.5), else near that of Adam.
-        betas: β₁ and β₂, the decay of the averages of the gradients and of the curvature; in short runs (below some
-            10,000 steps) lower β₂ to 1 − 10/steps.
-        hess_init: h₀ > 0, the first h, in units of the mean loss's curvature.
-        clip_radius: bound on each coordinate of [ḡ + δm]/(h+δ), the step over the learning rate; None for none.
-        rescale_lr: multiply lr by h₀ + δ, so that the first steps are those of SGD.
-        draws: draws a step in ``step(closure)``, the closure being called so often.
-        temperature: T > 0.
 
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type.
         RuntimeError: from `step`: no draw since the last one, or gradients changed outside the block (clip them inside
             of it, so that ĥ sees it too); from `state_dict`: draws that no step has used yet.
     """
+
+    lr: float = setting(
+        check=validation.non_negative,
+        check_new=validation.positive,
+        kw_only=False,
+        doc="learning rate, near that of SGD (0.1 to 0.5).",
+    )
+    betas: tuple[float, float] = setting(
+        default=(0.9, 0.99999),
+        check=_two_fractions,
+        doc="β₁ and β₂, the decay of the averages of the gradients and of the curvature; in short runs (below some "
+        "10,000 steps) lower β₂ to 1 − 10/steps.",
+    )
+    hess_init: float = setting(
+        default=0.5, check=validation.positive, doc="h₀ > 0, the first h, in units of the mean loss's curvature."
+    )
+    draws: int = setting(
+        default=1,
+        check=validation.integer,
+        of_sampler=True,
+        doc="draws a step in ``step(closure)``, the closure being called so often.",
+    )
+    temperature: float = setting(default=1.0, check=validation.positive, doc="T > 0.")
 
     badge = "heuristic"
     side_by_side = ("stacked", "separate")
@@ -139,47 +155,11 @@ class IVON(Sampler):
         "loss that you know"
     )
     state_names = ("gradient_average", "hessian", "average_weight")
-    hyperparameters = ("lr", "num_data", "prior_precision", "betas", "hess_init", "clip_radius", "rescale_lr")
     rule = staticmethod(ivon_rule)
     #: The gradient is taken at a draw, which would be rounded.
     half_precision = False
     _pending = _Draws()
     _inside = False
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        num_data: float,
-        *,
-        betas: tuple[float, float] = (0.9, 0.99999),
-        hess_init: float = 0.5,
-        clip_radius: float | None = None,
-        rescale_lr: bool = True,
-        draws: int = 1,
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        foreach: bool | None = None,
-        generator: torch.Generator | None = None,
-        **options: Unpack[SamplerOptions],
-    ):
-        defaults = arguments(locals())
-        del defaults["draws"]
-        validation.integer("draws", draws)
-        super().__init__(params, defaults, generator=generator)
-        self.draws = draws
-
-    def _validate(self, group: dict[str, Any]) -> None:
-        super()._validate(group)
-        validation.positive("temperature", group["temperature"])
-        validation.positive("hess_init", group["hess_init"])
-        if not isinstance(group["betas"], tuple | list) or len(group["betas"]) != 2:
-            raise TypeError(f"betas must be two numbers, got {group['betas']!r}")
-        for i, beta in enumerate(group["betas"]):
-            validation.fraction(f"betas[{i}]", beta, open_right=True)
-        if group["clip_radius"] is not None:
-            validation.positive("clip_radius", group["clip_radius"])
-        validation.one_of("rescale_lr", group["rescale_lr"], (True, False))
 
     def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
         return (1,) * p.dim() if name == "average_weight" else super().state_shape(name, p)
@@ -318,11 +298,13 @@ class IVON(Sampler):
                     for _ in range(self.draws):
                         with self.sampled_params():
                             losses.append(self.run(closure))
-                    groups = self._collect()
+                    evaluation = self._collect()
             finally:
                 self._pending = _Draws()
-            given = [loss for loss in losses if loss is not None]  # torch's optimizers take a closure without one, too
-            return Evaluation(sum(given) / len(given) if given else None, groups, restore)
+            losses = [loss for loss in losses if loss is not None]  # torch's optimizers take a closure without one, too
+            evaluation.loss = sum(losses) / len(losses) if losses else None
+            evaluation.restore = restore
+            return evaluation
         if self._inside:
             raise RuntimeError("step() inside of sampled_params(): call it after the block, which puts the mean back")
         if not self._pending.count:
@@ -330,14 +312,15 @@ class IVON(Sampler):
                 "no draw since the last step: compute the gradients inside `with sampler.sampled_params():`, or give "
                 "step a closure"
             )
-        groups, pending = self._collect(), self._pending
+        evaluation, pending = self._collect(), self._pending
         self._pending = _Draws()
-        return Evaluation(None, groups, lambda: setattr(self, "_pending", pending))
+        evaluation.restore = lambda: setattr(self, "_pending", pending)
+        return evaluation
 
-    def _collect(self) -> list[GroupInputs]:
-        groups, pending = self.collect_gradients(), self._pending
-        self._require_untouched({p: p.grad for inputs in groups for p in inputs.params})
-        for inputs in groups:
+    def _collect(self) -> Evaluation:
+        evaluation, pending = collect(self), self._pending
+        self._require_untouched({p: p.grad for inputs in evaluation.groups for p in inputs.params})
+        for inputs in evaluation.groups:
             if any(p not in pending.hessians for p in inputs.params):
                 raise RuntimeError(_OUTSIDE)
             estimates = [pending.hessians[p] for p in inputs.params]
@@ -346,7 +329,7 @@ class IVON(Sampler):
             inputs.per_parameter["hessian_estimate"] = estimates
             if not all(map(math.isfinite, norms(estimates))) and not all(one.isfinite().all() for one in estimates):
                 raise FloatingPointError("the curvature that the draws measured is not finite; nothing was changed")
-        return groups
+        return evaluation
 
     def temperatures(self) -> list[dict[str, float]]:
         """nan for every group: the parameters are a mean, and no chain that would have a temperature."""

@@ -1,38 +1,11 @@
-"""Keywords and keys of parameter groups: the options of every sampler, and what torch's names are called here."""
+"""Names of torch's optimizers in constructors and parameter groups: what they are called here, or why they are not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypedDict
+from typing import Any
 
 from learned_samplers.base import validation
-
-
-class SamplerOptions(TypedDict, total=False):
-    """Options that every sampler takes by keyword; the first two may also stand in a parameter group.
-
-    ``master_weights``: keep a float32 copy of half-precision parameters in the state and do the update on it, as
-    `learned_samplers.base.guards.precision` explains. None does so for bfloat16 and float16; True does too, and refuses
-    parameters that are wider; False updates the parameters themselves, which breaks the law.
-
-    ``missing_gradient``: what to do with a parameter that requires a gradient and has none: "error", or "skip", as
-    torch's optimizers do.
-
-    ``distributed``: whether the processes of a process group hold one chain between them ("replicated": all draw the
-    same noise, and drift raises) or one each ("independent"). "auto" takes parameters of a `DistributedDataParallel`
-    module for replicas and all others for chains of their own; see `learned_samplers.base.guards.replicas`.
-
-    ``momentum``: torch's name for 1 − ``momentum_decay``, where the sampler has one; also in a parameter group.
-    """
-
-    master_weights: bool | None
-    missing_gradient: Literal["error", "skip"]
-    distributed: Literal["auto", "replicated", "independent"]
-    momentum: float
-
-
-#: Options that are hyperparameters of a group, with their defaults.
-GROUP_OPTIONS: dict[str, Any] = {"master_weights": None, "missing_gradient": "error"}
 
 #: Keys that torch, its schedulers and common training code write into groups beside the hyperparameters.
 _BOOKKEEPING = frozenset(
@@ -43,38 +16,56 @@ _BOOKKEEPING = frozenset(
 )
 
 
-def known_options(sampler: str, options: Mapping[str, Any], hyperparameters: Iterable[str]) -> dict[str, Any]:
-    """The options as they are; TypeError for a keyword that no sampler has, which names ours where there is one."""
-    for key, value in options.items():
-        if key not in SamplerOptions.__annotations__ or (key == "momentum" and "momentum_decay" not in hyperparameters):
-            raise TypeError(f"{sampler} has no argument {key}{_advice(sampler, key, value, set(hyperparameters))}")
-    return dict(options)
+def in_our_names(
+    sampler: str, values: Mapping[str, Any], hyperparameters: Iterable[str], *, of_group: bool = False
+) -> dict[str, Any]:
+    """Keywords, or keys of a parameter group, with ``momentum_decay`` = 1 − ``momentum`` and without a decay of zero.
 
-
-def momentum_as_decay(sampler: str, values: Mapping[str, Any], hyperparameters: Iterable[str]) -> dict[str, Any]:
-    """Keywords or keys of a group with ``momentum_decay`` = 1 − ``momentum`` in the place of torch's name.
+    Args:
+        sampler: name of its class.
+        values: what was given.
+        hyperparameters: names of the settings.
+        of_group: whether they are a group's, whose unknown keys `refuse_unknown` refuses.
 
     Raises:
-        ValueError: both are given, or the momentum is not in [0, 1). TypeError: it is no number.
+        ValueError: momentum and its decay are both given, or the momentum is not in [0, 1).
+        TypeError: the momentum is no number, or the sampler has no such argument.
     """
-    if "momentum" not in values or "momentum_decay" not in hyperparameters:
-        return dict(values)
-    momentum = values["momentum"]
-    if "momentum_decay" in values:
-        raise ValueError(
-            f"{sampler} was given momentum={momentum!r} and momentum_decay={values['momentum_decay']!r}: "
-            "momentum_decay is 1 - momentum, give one of them"
-        )
-    validation.fraction("momentum", momentum, open_right=True)
-    others = {key: value for key, value in values.items() if key != "momentum"}
-    return {**others, "momentum_decay": 1 - momentum}
+    names, ours = set(hyperparameters), dict(values)
+    if _is_zero(ours.get("weight_decay")) and "weight_decay" not in names:
+        del ours["weight_decay"]  # as trainers write it where there is none
+    if "momentum" in ours and "momentum_decay" in names:
+        momentum = ours.pop("momentum")
+        if "momentum_decay" in ours:
+            raise ValueError(
+                f"{sampler} was given momentum={momentum!r} and momentum_decay={ours['momentum_decay']!r}: "
+                "momentum_decay is 1 - momentum, give one of them"
+            )
+        validation.fraction("momentum", momentum, open_right=True)
+        ours["momentum_decay"] = 1 - momentum
+    for name, value in () if of_group else ours.items():
+        if name not in names and name != "params":
+            advice = _advice(sampler, name, value, names, ours.get("num_data"))
+            raise TypeError(f"{sampler} has no argument {name}{advice}")
+    return ours
 
 
-def refuse_unknown(sampler: str, group: Mapping[str, Any], hyperparameters: Mapping[str, Any], own: Iterable[str]):
-    """Raise ValueError for a key of a parameter group that nothing would read."""
-    known = {*hyperparameters, *own, *_BOOKKEEPING}
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
+
+
+def refuse_unknown(sampler: str, group: Mapping[str, Any], hyperparameters: Mapping[str, Any], written: Iterable[str]):
+    """Raise ValueError for a key of a parameter group that nothing would read.
+
+    Args:
+        sampler: name of its class.
+        group: the new parameter group.
+        hyperparameters: the defaults of groups.
+        written: keys that the sampler itself writes.
+    """
+    read = {*hyperparameters, *written, *_BOOKKEEPING}
     for key, value in group.items():
-        if key not in known:
+        if key not in read:
             values = {**hyperparameters, **group}
             advice = _advice(sampler, key, value, set(hyperparameters), values.get("num_data"))
             raise ValueError(f"a parameter group of {sampler} has no key {key!r}{advice}")
@@ -83,7 +74,7 @@ def refuse_unknown(sampler: str, group: Mapping[str, Any], hyperparameters: Mapp
 def refuse_late(sampler: str, group: Mapping[str, Any], hyperparameters: Iterable[str]):
     """Raise ValueError for a name of torch's that training code has written into a group, and that nothing reads."""
     for key in ("weight_decay", "momentum", "betas"):
-        if key in group and key not in hyperparameters:
+        if key in group and key not in hyperparameters and not (key == "weight_decay" and _is_zero(group[key])):
             advice = _advice(sampler, key, group[key], set(hyperparameters), group.get("num_data"))
             raise ValueError(f"a parameter group of {sampler} has been given {key!r}, which it does not read{advice}")
 

@@ -8,7 +8,6 @@ in blocks, so that both cost in proportion to the weights. Leading axes are memb
 from __future__ import annotations
 
 import math
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from learned_samplers.base.operations import waits_for_launches
 from learned_samplers.base.segments import Segments, matrix_sides
+from learned_samplers.base.warning import warn
 
 #: Of the running average R ← d·R + (1−d)·GᵀG.
 COVARIANCE_DECAY = 0.95
@@ -103,7 +103,7 @@ def operations(segments: Segments) -> float:
     return total
 
 
-def warn_if_slow(params: Sequence[Tensor], sees: str, instead: str, *, stacklevel: int) -> None:
+def warn_if_slow(params: Sequence[Tensor], sees: str, instead: str) -> None:
     """Say so where the directions of these matrices take long at every step; on CPUs alone.
 
     ``sees`` begins the sentence ("… each matrix's momentum whitened"), ``instead`` ends it.
@@ -115,10 +115,9 @@ def warn_if_slow(params: Sequence[Tensor], sees: str, instead: str, *, stackleve
     needed = operations(segments)
     if needed > _MANY_OPERATIONS:
         rows, columns = max(segments.matrices, key=min)
-        warnings.warn(
+        warn(
             f"{sees} each matrix's momentum whitened, {needed / 1e9:.0f} billion operations a step here (the largest "
-            f"is {rows}×{columns}): slow on a CPU. {instead}",
-            stacklevel=stacklevel,
+            f"is {rows}×{columns}): slow on a CPU. {instead}"
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -80,15 +81,16 @@ def of_params(group: dict[str, Any], params: list[Tensor]) -> list[Tensor] | Non
     return [by_parameter[id(p)].to(p) for p in params]
 
 
-def centred_at_zero(sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
-    """Apply the rule in coordinates in which the prior's mean is zero."""
+@contextmanager
+def centred_at_zero(sampler: Any, evaluation: Any) -> Iterator[None]:
+    """Within it parameters are θ − μ: coordinates in which the prior's mean is zero."""
     shifted: list[tuple[list[Tensor], list[Tensor]]] = []
     for group, inputs in zip(sampler.param_groups, evaluation.groups, strict=True):
         if means := of_params(group, inputs.params):
             torch._foreach_sub_(inputs.params, means)
             shifted.append((inputs.params, means))
     try:
-        rule()
+        yield
     finally:
         for params, means in shifted:
             torch._foreach_add_(params, means)

@@ -1,32 +1,17 @@
 """The base class of the samplers: everything but the update rule.
 
 A sampler is a ``torch.optim.Optimizer`` whose step draws the next state of a Markov chain. A subclass states its
-update as one pure function (`Sampler.rule`) and names its hyperparameters and its state. A step reads
-
-    guards before → gather (`Sampler.evaluate`: closure, gradients) → the rule (`Sampler.advance`) within guards
-
-and a guard that does not apply to a step is not in its list, nor costs it anything. In order, and why:
-
-    before  broken off       no step goes on from half a step
-            hyperparameters  a scheduler, a hand or a loaded state may have changed them since the last step
-            resumed          a loaded state goes with the weights that were saved with it
-            schedule         no step at the rate or temperature of another step
-            replicas         copies of one chain draw the same noise, and are compared
-    around  clipping         it watches what was gathered, before anything else changes it
-            autocast off     of the whole update
-            shards           this process's parts take the place of the parameters, for all that follows
-            overflow         what it undoes is what the rule and the masters have written
-            masters          float32 copies take the place of half-precision parameters
-            prior's mean     innermost: the rule works in coordinates in which it is zero
-
-One more, the watch for a generator that is set back, stands where noise is drawn (`Sampler.noise_like`). Inside of
-``torch.compile``, where nothing is raised or remembered, there are none before the step, and around it no watch and no
-overflow; shards and masters refuse to be compiled.
+update as one pure function (`Sampler.rule`) and declares its settings and the names of its state. `Sampler.step` reads
+from top to bottom: what may refuse the step, gradients, and the rule within what must hold around it. A guard that does
+not apply to a step is not called. Inside of ``torch.compile``, where nothing is raised or remembered, most are left
+out; shards and half precision refuse to be compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+import operator
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar
@@ -34,35 +19,117 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from learned_samplers.base import prior_mean, sharding, step, validation
-from learned_samplers.base.group_keys import GROUP_OPTIONS, known_options, momentum_as_decay, refuse_unknown
-from learned_samplers.base.guards import broken_off, overflow, precision, replicas, schedule, shards, side_by_side
-from learned_samplers.base.guards.hyperparameters import ChangedHyperparameters
-from learned_samplers.base.guards.misuse import ClippingWatch, ReseedingWatch, other_weights
-from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite, waits_for_launches
+from learned_samplers.base import prior_mean as prior_means
+from learned_samplers.base import sharding, step, validation
+from learned_samplers.base.group_keys import in_our_names, refuse_unknown
+from learned_samplers.base.guards import (
+    broken_off,
+    hyperparameters,
+    overflow,
+    precision,
+    replicas,
+    resumed,
+    schedule,
+    shards,
+    side_by_side,
+)
+from learned_samplers.base.guards.clipping import ClippingWatch
+from learned_samplers.base.noise import ReseedingWatch
+from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite
+from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.saved_state import ResumableOptimizer
+from learned_samplers.base.settings import Configurable, choice, setting
 from learned_samplers.base.step import Evaluation, GroupInputs, blocks
 
-#: What is called before a step, and what the rule of a step is called within: see `learned_samplers.base.guards`.
-Before = Callable[["Sampler"], None]
-Around = Callable[["Sampler", Evaluation, Callable[[], None]], None]
+_PLAIN = nullcontext()
 
 
-class Sampler(ResumableOptimizer):
+def _generator(name: str, value: Any) -> None:
+    if value is not None and not isinstance(value, torch.Generator):
+        raise TypeError(f"{name} must be a torch.Generator, got {type(value).__name__}")
+
+
+class Sampler(ResumableOptimizer, Configurable):
     """A ``torch.optim.Optimizer`` whose steps draw samples from a Bayesian posterior.
 
     The target is p(θ|D)^(1/T) ∝ exp(−U(θ)/T) with U(θ) = −Σₙ log p(yₙ|xₙ, θ) + ½ λ‖θ − μ‖². The user's loss is the
-    *mean* negative log-likelihood of a minibatch, so that ``p.grad`` = g and ∇Ũ = N·g + λ(θ − μ). The prior's mean μ is
-    zero unless a parameter group says otherwise by ``prior_mean``: "initial" for the weights that it is made with, or
-    one tensor a parameter. `rule` is given θ − μ as its parameter and need not know of μ.
+    *mean* negative log-likelihood of a minibatch, so that ``p.grad`` = g and ∇Ũ = N·g + λ(θ − μ). `rule` is given θ − μ
+    as its parameter and need not know of μ.
 
-    A subclass sets `badge`, `state_names`, `hyperparameters` and `rule`, and extends `_validate`. One that needs more
-    than the gradients (a second evaluation, the energy) extends `evaluate`, which must leave the chain where it was.
+    A subclass sets `badge`, `state_names` and `rule`, and declares its own settings by
+    `learned_samplers.base.settings.setting`; the rule is given those that it names. One that needs more than the
+    gradients (a second evaluation, the energy) extends `evaluate`, which must leave the chain where it was.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range or of a wrong type.
     """
+
+    params: Any = setting(kw_only=False)
+    lr: float = setting(
+        check=validation.non_negative,
+        check_new=validation.positive,
+        kw_only=False,
+        doc="learning rate of ordinary training, dimensionless; a step moves the weights by √(lr/N) times a momentum.",
+    )
+    num_data: float = setting(
+        check=lambda name, value: validation.number_of_data(value),
+        kw_only=False,
+        shared=True,
+        doc="N, the number of training points.",
+    )
+    temperature: float = setting(
+        default=1.0,
+        check=validation.non_negative,
+        doc="T; 1 is the Bayes posterior, below 1 a cold posterior, 0 an optimizer.",
+    )
+    prior_precision: float = setting(
+        default=0.0,
+        check=validation.non_negative,
+        doc="λ of the Gaussian prior N(μ, 1/λ), in 1/θ²; a weight decay of λ/N on the mean loss.",
+    )
+    prior_mean: PriorMean = setting(
+        default=None,
+        doc='μ of that prior: None for zero, "initial" for the weights at construction, or one tensor a parameter'
+        " (with several groups: in the groups' own dicts). It is saved with the state.",
+    )
+    foreach: bool | None = choice(
+        None,
+        True,
+        False,
+        default=None,
+        doc="update in lists of tensors (None, True) or one at a time (False); the two agree bit for bit.",
+    )
+    generator: torch.Generator | None = setting(
+        default=None, check=_generator, of_sampler=True, doc="source of the noise; None is torch's global generator."
+    )
+    master_weights: bool | None = choice(
+        None,
+        True,
+        False,
+        default=None,
+        doc="keep a float32 copy of half-precision parameters in the state and do the update on it "
+        "(`learned_samplers.base.guards.precision`). None does so for bfloat16 and float16; True too, and "
+        "refuses wider parameters; False updates the parameters themselves, which breaks the law.",
+    )
+    missing_gradient: str = choice(
+        "error",
+        "skip",
+        default="error",
+        doc='what to do with a parameter that requires a gradient and has none: "error", or "skip", as torch does.',
+    )
+    distributed: str = choice(
+        "auto",
+        "replicated",
+        "independent",
+        default="auto",
+        of_sampler=True,
+        doc='in a process group: one chain for all ("replicated": equal noise, and drift raises) or one each '
+        '("independent"). "auto" takes parameters of a `DistributedDataParallel` module for replicas.',
+    )
 
     #: What a test has shown of the invariant law: ``"exact"``, ``"O(h)"`` or ``"heuristic"``.
     badge: ClassVar[str]
-    #: Keys of the parameter group that `rule` takes as keyword arguments.
+    #: Settings of a parameter group that `rule` takes as keyword arguments: by default those that it names.
     hyperparameters: ClassVar[tuple[str, ...]] = ("lr", "num_data", "temperature", "prior_precision")
     #: The update, a pure function: ``rule(parameter, gradient, noise, *state, **hyperparameters, ops=...)`` returns
     #: the new parameter followed by the new state. ``noise`` is standard normal, or None at temperature 0.
@@ -71,14 +138,10 @@ class Sampler(ResumableOptimizer):
     needs_closure: ClassVar[bool] = False
     #: Whether the sampler takes ``prior_mean``.
     takes_prior_mean: ClassVar[bool] = True
-    #: The `CyclicalSchedule` that is attached to this sampler, or None.
-    schedule: Any = None
-    #: Options of the parameter groups that `step` reads, with their defaults.
-    group_options: ClassVar[dict[str, Any]] = GROUP_OPTIONS
     #: Keys that the sampler itself writes into its parameter groups.
     group_keys: ClassVar[tuple[str, ...]] = ()
     #: Whether the whole update is done in `advance`, so that it can work on float32 copies of the parameters.
-    half_precision: bool = True
+    half_precision: ClassVar[bool] = True
     #: Whether the update divides by numbers that are 0 in float16.
     needs_master_in_float16: ClassVar[bool] = False
     #: Whether every step evaluates its closure more than once.
@@ -87,77 +150,89 @@ class Sampler(ResumableOptimizer):
     reads_loss: ClassVar[bool] = False
     #: Why parameters must not be sharded over processes, "" where they may be: where the update acts on each weight by
     #: itself, or takes the statistics of whole tensors from `learned_samplers.base.guards.shards`.
-    not_sharded: str = "its update may need more of a tensor than one process has"
+    not_sharded: ClassVar[str] = "its update may need more of a tensor than one process has"
     #: How several networks may lie in the parameters (`Chains`) so that each moves as it would alone: "stacked" along a
     #: leading axis where the update acts on each weight by itself, or takes one loss a network; "separate", a tensor
     #: being of one network, where it takes each tensor by itself.
     side_by_side: ClassVar[tuple[str, ...]] = ("separate",)
     #: Why there is no gradient through a step, "" where there is: see `learned_samplers.differentiable`.
     not_differentiable: ClassVar[str] = ""
-    #: "auto", "replicated" or "independent"; see `learned_samplers.base.guards.replicas`.
-    distributed: str = "auto"
-    #: Whether this process has agreed with the others on the noise of a replicated chain.
-    agreed: bool = False
 
-    def __new__(cls, *args: Any, **keywords: Any) -> Any:
-        if {"momentum", "momentum_decay"} <= keywords.keys():  # __init__ could not tell a default from what is given
-            momentum_as_decay(cls.__name__, keywords, keywords)
-        return super().__new__(cls)
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "rule" in vars(cls) and "hyperparameters" not in vars(cls):
+            arguments = inspect.signature(cls.rule).parameters.values()
+            if not any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
+                names = [argument.name for argument in arguments if argument.kind is argument.KEYWORD_ONLY]
+                cls.hyperparameters = tuple(name for name in names if name in cls.declared or name == "step")
+        names = [name for name, one in cls.declared.items() if one.structural]
+        cls.structural = tuple(dict.fromkeys((*cls.structural, *names)))
 
-    def __init__(self, params: Any, defaults: dict[str, Any], *, generator: torch.Generator | None = None):
-        if generator is not None and not isinstance(generator, torch.Generator):
-            raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
-        self.distributed = defaults.pop("distributed", "auto")
-        validation.one_of("distributed", self.distributed, ("auto", "replicated", "independent"))
-        defaults = {**self.group_options, "prior_mean": None, **defaults}
-        self._validate_new(defaults)
+    def __init__(self, params: Any, *positional: Any, **keywords: Any):
+        keywords = in_our_names(type(self).__name__, keywords, self.declared)
+        values = self.prepare(validation.in_order(params), self.named(positional, keywords))
+        self.check_settings(values, of_sampler=True, new=True)
+        for name, declared in self.declared.items():
+            if declared.of_sampler:
+                setattr(self, name, values.pop(name))
+        self.start(values.pop("params", params), values)
+
+    def prepare(self, params: Any, values: dict[str, Any]) -> dict[str, Any]:
+        """The constructor's arguments by name, once the sampler has filled in those that depend on others.
+
+        ``values["params"]`` are the parameters, in an order.
+        """
+        return {**values, "params": params}
+
+    def start(self, params: Any, defaults: dict[str, Any]) -> None:
+        """Check the settings that groups take by default, and make the parameter groups."""
+        self.check_group(defaults, new=True)
         self._begin()
         super().__init__(params, defaults)
-        self.generator = generator
-        if generator is None and self.mesh is not None:
+        if self.generator is None and self.mesh is not None:
             self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
 
     def _begin(self) -> None:
-        """What guards remember of the steps so far: it is not saved, and a copy of the sampler begins anew."""
-        self.changed_hyperparameters = ChangedHyperparameters()
+        """Begin what guards remember of the steps so far: it is not saved, and a copy of the sampler begins anew."""
+        self.checked = hyperparameters.CheckedValues()
         #: Shape of the gradient and dtype of each parameter in its first step.
         self.first_shapes: dict[Tensor, tuple[torch.Size, torch.dtype]] = {}
         self.clipping, self.reseeding = ClippingWatch(), ReseedingWatch()
 
-    # ---------------------------------------------------------------- arguments
+    # ---------------------------------------------------------------- settings of the groups
 
-    def _validate(self, group: dict[str, Any]) -> None:
-        """Check the hyperparameters of a group at any time; subclasses add their own."""
-        validation.non_negative("lr", group["lr"])
-        validation.number_of_data(group["num_data"])
-        validation.non_negative("temperature", group["temperature"])
-        validation.non_negative("prior_precision", group["prior_precision"])
-        validation.one_of("foreach", group["foreach"], (None, True, False))
-        validation.one_of("master_weights", group["master_weights"], (None, True, False))
-        validation.one_of("missing_gradient", group["missing_gradient"], ("error", "skip"))
+    def check_group(self, group: dict[str, Any], *, new: bool = False) -> None:
+        """Check the settings of a group, at any time, or more strictly when it is ``new``.
 
-    def _validate_new(self, group: dict[str, Any]) -> None:
-        """Check the hyperparameters of a new group: `_validate`, and lr > 0, which a scheduler may later bring to 0."""
-        validation.positive("lr", group["lr"])
-        self._validate(group)
+        Raises:
+            ValueError, TypeError: a setting is out of range or of a wrong type, does not go with another one, or is not
+                that of the other groups where it must be.
+        """
+        self.check_settings(group, new=new)
+        self.check_together(group)
+        shared = [name for name, one in self.declared.items() if one.shared]
+        validation.same_in_all_groups(self, group, shared)
+
+    def check_together(self, group: dict[str, Any]) -> None:
+        """Check settings that must go with each other; each has been checked by itself."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as in `torch.optim.Optimizer`, after checking its hyperparameters and tensors."""
+        """Add a group, as in `torch.optim.Optimizer`, after checking its settings and tensors."""
         listed = validation.listed_parameters(param_group)
         others = [p for group in self.param_groups for p in group["params"]]
         validation.validate_parameters(listed, others)
-        param_group = momentum_as_decay(type(self).__name__, param_group, self.defaults)
+        param_group = in_our_names(type(self).__name__, param_group, self.defaults, of_group=True)
         refuse_unknown(type(self).__name__, param_group, self.defaults, self.group_keys)
         group = {**self.defaults, **param_group, "params": listed}
         if self.param_groups and "prior_mean" not in param_group:
-            prior_mean.refuse_inherited(group["prior_mean"])
-        self._validate_new(group)
+            prior_means.refuse_inherited(group["prior_mean"])
+        self.check_group(group, new=True)
         tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in listed]
         mesh = shards.mesh_of(self, listed)
         side_by_side.refuse(self, listed)
         precision.validate(self, group, tensors)
         dtypes = [precision.working_dtype(group, p) for p in tensors]
-        group["prior_mean"] = prior_mean.resolve(self, group["prior_mean"], tensors, dtypes)
+        group["prior_mean"] = prior_means.resolve(self, group["prior_mean"], tensors, dtypes)
         group.setdefault("step", self.param_groups[0]["step"] if self.param_groups else 0)
         validation.integer("step", group["step"], least=0)
         super().add_param_group(group)
@@ -187,60 +262,64 @@ class Sampler(ResumableOptimizer):
                 interrupted) is not undone: `broken_off` is true from then on, and `step` and `state_dict` refuse until
                 a saved state is loaded.
         """
-        for guard in self.guards_before():
-            guard(self)
-        attempt = nullcontext() if torch.compiler.is_compiling() else broken_off.Attempt(self)
-        with attempt:
+        if torch.compiler.is_compiling():
+            return self._compiled_step(closure)
+        self._refuse_or_warn()
+        with broken_off.attempt(self) as attempt:
             evaluation = self.evaluate(closure)
-            rule: Callable[[], None] = partial(self.advance_all, evaluation)
-            for around in reversed(self.guards_around(evaluation)):
-                rule = partial(around, self, evaluation, rule)
-            if isinstance(attempt, broken_off.Attempt):
-                attempt.begins_update(evaluation)
-            rule()
+            if evaluation.total_norm >= self.clipping.watched:
+                self.clipping.look(self, evaluation)
+            attempt.begins_update(evaluation)
+            device = self.param_groups[0]["params"][0].device.type
+            with (
+                # the update is in the parameters' own precision
+                precision.without_autocast(self.param_groups) if torch.is_autocast_enabled(device) else _PLAIN,
+                # this process's parts take the place of the parameters
+                shards.on_parts(self, evaluation) if self.mesh is not None else _PLAIN,
+                # what the rule and the masters have written is undone if it is not finite
+                overflow.undone(self, evaluation) if evaluation.large else _PLAIN,
+                # float32 copies take the place of half-precision parameters
+                precision.on_masters(self, evaluation) if evaluation.half_precision else _PLAIN,
+                # coordinates in which the prior's mean is zero
+                prior_means.centred_at_zero(self, evaluation) if evaluation.centred else _PLAIN,
+            ):
+                for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
+                    self.advance(group, inputs)
             for group in self.param_groups:
                 group["step"] += 1
         return evaluation.loss
 
-    def guards_before(self) -> list[Before]:
-        """What may refuse the next step before anything is evaluated, in this order."""
-        if torch.compiler.is_compiling():  # where nothing can be raised
-            return []
-        guards: list[Before] = [broken_off.refuse, self.changed_hyperparameters]
+    def _compiled_step(self, closure: Callable[[], Any] | None) -> Any:
+        """A step inside of ``torch.compile``, where nothing can be raised by a value, remembered or undone."""
+        evaluation = self.evaluate(closure)
+        precision.refuse_compiled(evaluation)
+        shards.refuse_compiled(self)
+        with (
+            precision.without_autocast(self.param_groups),
+            prior_means.centred_at_zero(self, evaluation) if evaluation.centred else _PLAIN,
+        ):
+            for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
+                self.advance(group, inputs)
+        for group in self.param_groups:
+            group["step"] += 1
+        return evaluation.loss
+
+    def _refuse_or_warn(self) -> None:
+        """Call the guards that stand before a step and apply to this one; each file says what it guards against."""
+        if self.broken_off:
+            broken_off.refuse(self)
+        last = self.checked.objects
+        for number, group in enumerate(self.param_groups):
+            now = (len(group), *map(group.get, self.defaults))
+            if number >= len(last) or not all(map(operator.is_, now, last[number])):
+                hyperparameters.check_changed(self)
+                break
         if self.saved_weights is not None:
-            guards.append(other_weights)
+            resumed.other_weights(self)
         if self.schedule is not None or "sampling_temperature" in self.param_groups[0]:
-            guards.append(schedule.keep_step)
+            schedule.keep_step(self)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            guards.append(replicas.keep_together)
-        return guards
-
-    def guards_around(self, evaluation: Evaluation) -> list[Around]:
-        """What the rule of a step is applied within, the outermost first."""
-        guards: list[Around] = []
-        if not (self.clipping.warned or torch.compiler.is_compiling()):
-            guards.append(self.clipping)
-        if torch.is_autocast_enabled(self.param_groups[0]["params"][0].device.type):
-            guards.append(precision.outside_autocast)
-        if self.mesh is not None:
-            guards.append(shards.on_parts)
-        large = half_precision = centred = False
-        for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
-            large |= inputs.large
-            half_precision |= inputs.half_precision and group.get("master_weights") is not False
-            centred |= group.get("prior_mean") is not None
-        if large:
-            guards.append(overflow.undone)
-        if half_precision:
-            guards.append(precision.on_masters)
-        if centred:
-            guards.append(prior_mean.centred_at_zero)
-        return guards
-
-    def advance_all(self, evaluation: Evaluation) -> None:
-        """Apply the rule to every group, in place."""
-        for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
-            self.advance(group, inputs)
+            replicas.keep_together(self)
 
     def _loaded(self) -> None:
         self.reseeding = ReseedingWatch()  # the generator may be put back to where it was then
@@ -252,8 +331,8 @@ class Sampler(ResumableOptimizer):
 
         Subclasses extend it to add what their `advance` needs (see `GroupInputs`).
         """
-        loss = self.run(closure)
-        return Evaluation(loss, self.collect_gradients())
+        loss = None if closure is None and not self.needs_closure else self.run(closure)
+        return step.collect(self, loss)
 
     def run(self, closure: Callable[[], Any] | None, where: str = "") -> Any:
         """Call the closure and return its loss, None without a closure; ``where`` ends the error message."""
@@ -279,21 +358,21 @@ class Sampler(ResumableOptimizer):
 
     def collect_gradients(self) -> list[GroupInputs]:
         """The sampled parameters of each group and their gradients, which are there, dense and finite."""
-        return step.collect(self)
+        return step.collect(self).groups
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         """Apply the rule to one group, in place."""
-        params, grads, hyper = inputs.params, inputs.gradients, self.hyper(group)
-        known = [self.state[p] for p in params]
+        params, gradients, hyper = inputs.params, inputs.gradients, self.hyper(group)
+        states = [self.state[p] for p in params]
         state = [
-            [own[name] if name in own else self.state_of(group, p, name) for p, own in zip(params, known)]
+            [kept[name] if name in kept else self.state_of(group, p, name) for p, kept in zip(params, states)]
             for name in self.state_names
         ]
         # One tensor at a time, or lists of tensors; the two have the same arithmetic.
         single = group["foreach"] is False
         for block in [slice(i, i + 1) for i in range(len(params))] if single else blocks(params):
             noise = self.noise_for(params[block], hyper)
-            lists: list[Any] = [params[block], grads[block], noise, *(s[block] for s in state)]
+            lists: list[Any] = [params[block], gradients[block], noise, *(tensors[block] for tensors in state)]
             extra: dict[str, Any] = {key: values[block] for key, values in inputs.per_parameter.items()}
             if single:
                 lists = [x if x is None else x[0] for x in lists]
@@ -304,33 +383,12 @@ class Sampler(ResumableOptimizer):
         """The rule's keyword arguments, read from the group at every step, since a scheduler may have changed them."""
         if keep_tensors or torch.compiler.is_compiling():
             return {name: group[name] for name in self.hyperparameters}
-        return {name: as_number(group[name]) for name in self.hyperparameters}
+        values = ((name, group[name]) for name in self.hyperparameters)
+        return {name: value.item() if isinstance(value, Tensor) else value for name, value in values}
 
-    def noise_for(self, params: Sequence[Tensor], hyper: dict[str, Any]) -> list[Tensor] | None:
-        """Standard normal noise for each parameter, or None at temperature 0, where nothing is drawn.
-
-        A temperature that is a tensor (inside ``torch.compile``, or in ``higher``) cannot decide that: noise is drawn.
-        """
-        temperature = hyper["temperature"]
-        drawn = isinstance(temperature, Tensor) or temperature != 0
-        if not drawn:
-            return None
-        plain = type(self).noise_like is Sampler.noise_like and self.generator is None and self.parts is None
-        alike = plain and len({(p.dtype, p.device) for p in params}) == 1
-        if alike and waits_for_launches(params[0]) and not torch.compiler.is_compiling():
-            # One launch in the place of one for each.
-            flat = self.noise_like(params[0].new_empty(sum(p.numel() for p in params)))
-            return [x.view(p.shape) for x, p in zip(flat.split([p.numel() for p in params]), params, strict=True)]
-        return [self.noise_like(p) for p in params]
-
-    def noise_like(self, p: Tensor) -> Tensor:
-        """Standard normal noise of a parameter's shape, dtype and device, from the sampler's generator."""
-        generator = self.generator if self.parts is None else self.parts.generator(p)
-        if generator is None:
-            if torch.compiler.is_compiling():
-                return torch.randn_like(p)
-            return self.reseeding.drawn(torch.randn_like, p, self.step_count)
-        return torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
+    def inner_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Optimizers that a step of this one drives."""
+        return []
 
     def state_of(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
         """The state tensor ``name`` of a parameter, made by `initial_state` at its first step."""
@@ -340,10 +398,7 @@ class Sampler(ResumableOptimizer):
         return state[name]
 
     def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
-        """A fresh state tensor: zeros, or for a momentum with ``momentum_init="normal"`` a draw from N(0, T)."""
-        if name == "momentum" and group["momentum_init"] == "normal":
-            temperature = as_number(self.hyper(group)["temperature"])  # that of this step, 0 while a cycle explores
-            return self.noise_like(p).mul_(temperature**0.5) if temperature else torch.zeros_like(p)
+        """A fresh state tensor: zeros, unless a sampler says otherwise."""
         return torch.zeros_like(p)
 
     # ---------------------------------------------------------------- what the chain says of itself
@@ -383,15 +438,13 @@ class Sampler(ResumableOptimizer):
         held = sum(r.numel() for r in momenta)  # one that has just joined has none yet
         kinetic = sum(sharding.total(_single(r).square()) for r in momenta) / held if held else float("nan")
         num_data, prior = as_number(group["num_data"]), as_number(group["prior_precision"])
-        offsets = zip(moved, prior_mean.centred(group, moved), strict=True)
+        offsets = zip(moved, prior_means.centred(group, moved), strict=True)
         virial = sum(sharding.total(_single(x) * (num_data * _single(p.grad) + prior * _single(x))) for p, x in offsets)
         return {"kinetic": kinetic, "configurational": virial / size if size else float("nan")}
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {
-            name: getattr(self, name) for name in ("generator", "schedule", "distributed", "replicated", "broken_off")
-        }
-        return {**super().__getstate__(), **own}
+        names = ("generator", "schedule", "distributed", "replicated", "broken_off")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in names}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -399,12 +452,25 @@ class Sampler(ResumableOptimizer):
             self._begin()
 
 
-def arguments(local: dict[str, Any]) -> dict[str, Any]:
-    """A constructor's ``locals()`` without what is no hyperparameter: the defaults of its parameter groups."""
-    named = {k: v for k, v in local.items() if k not in ("self", "params", "generator", "options", "__class__")}
-    own = type(local["self"]).__name__
-    options = known_options(own, local.get("options", {}), named)
-    return {**named, **momentum_as_decay(own, options, named)}
+class MomentumSampler(Sampler):
+    """A sampler with a momentum r, of each parameter's shape, whose friction is the momentum decay a."""
+
+    momentum_decay: float = setting(
+        default=0.1,
+        check=partial(validation.fraction, open_left=True),
+        doc="a in (0, 1], dimensionless; 1 − a is SGD's momentum, and may be given as ``momentum=``.",
+    )
+    momentum_init: str = choice(
+        "zero", "normal", default="zero", doc='"zero", or "normal" to draw the first momentum from N(0, T).'
+    )
+
+    state_names: ClassVar[tuple[str, ...]] = ("momentum",)
+
+    def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
+        if name == "momentum" and group["momentum_init"] == "normal":
+            temperature = as_number(self.hyper(group)["temperature"])  # that of this step, 0 while a cycle explores
+            return self.noise_like(p).mul_(temperature**0.5) if temperature else torch.zeros_like(p)
+        return super().initial_state(group, p, name)
 
 
 def _single(x: Tensor | None) -> Tensor:

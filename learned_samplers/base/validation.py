@@ -92,12 +92,6 @@ def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def momentum(group: dict[str, Any]) -> None:
-    """The group's ``momentum_decay`` lies in (0, 1] and its ``momentum_init`` is known."""
-    fraction("momentum_decay", group["momentum_decay"], open_left=True)
-    one_of("momentum_init", group["momentum_init"], ("zero", "normal"))
-
-
 def parameter(name: str, value: Any) -> None:
     """``value`` is a tensor that a sampler can move, real floating-point and dense, or one that is frozen.
 
@@ -139,6 +133,13 @@ def inputs_and_targets(data: Any) -> tuple[Tensor, Tensor]:
 # ------------------------------------------------------------------- the tensors of a parameter group
 
 
+def in_order(params: Any) -> Any:
+    """The first argument of an optimizer, generators as lists; TypeError for a set."""
+    if isinstance(params, set | frozenset):
+        raise TypeError("params must be in an order, got a set, in which a resumed chain could not find them again")
+    return params if isinstance(params, Tensor | dict) else list(params)
+
+
 def listed_parameters(param_group: Any) -> list[Any]:
     """The tensors, or (name, tensor) pairs, of a new parameter group as it is given to an optimizer.
 
@@ -151,7 +152,7 @@ def listed_parameters(param_group: Any) -> list[Any]:
     if "params" not in param_group:
         raise ValueError("param_group must have 'params'")
     params = param_group["params"]
-    if isinstance(params, set):
+    if isinstance(params, set | frozenset):
         raise TypeError("params must be in an order, got a set, in which a resumed chain could not find them again")
     listed = [params] if isinstance(params, Tensor) else list(params)
     if not listed:
@@ -189,9 +190,9 @@ def _refuse_overlap(named: list[tuple[str, Tensor]]) -> None:
         by_storage.setdefault((tensor.device, tensor.untyped_storage().data_ptr()), []).append((name, tensor))
     for shared in by_storage.values():
         spans = sorted((*_span(tensor), name, i) for i, (name, tensor) in enumerate(shared))
-        for (_, end, one, i), (start, _, other, j) in pairwise(spans):
+        for (_, end, first, i), (start, _, second, j) in pairwise(spans):
             if start < end and _share_memory(shared[i][1], shared[j][1]):
-                raise ValueError(f"parameters {one!r} and {other!r} overlap in memory: each would be moved twice")
+                raise ValueError(f"parameters {first!r} and {second!r} overlap in memory: each would be moved twice")
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
@@ -201,10 +202,10 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size()
 
 
-def _share_memory(one: Tensor, other: Tensor) -> bool:
+def _share_memory(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors of one storage have an element in common (their spans may interleave without one)."""
-    if one.element_size() != other.element_size():
+    if first.element_size() != second.element_size():
         return True
-    taken = torch.zeros(one.untyped_storage().nbytes() // one.element_size(), dtype=torch.bool)
-    taken.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
-    return bool(taken.as_strided(other.shape, other.stride(), other.storage_offset()).any())
+    taken = torch.zeros(first.untyped_storage().nbytes() // first.element_size(), dtype=torch.bool)
+    taken.as_strided(first.shape, first.stride(), first.storage_offset()).fill_(True)
+    return bool(taken.as_strided(second.shape, second.stride(), second.storage_offset()).any())

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import sharding, validation
-from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.guards.side_by_side import is_stacked
 from learned_samplers.base.operations import FOREACH, FUNCTIONAL, scalar_sqrt
-from learned_samplers.base.prior_mean import PriorMean
-from learned_samplers.base.sampler import Sampler, arguments
+from learned_samplers.base.sampler import MomentumSampler, Sampler
+from learned_samplers.base.settings import choice, setting
 from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.classical.adapted_rule import adapted_rule
 from learned_samplers.classical.budget import done, exploration, planned, position, thinning_of
-from learned_samplers.classical.cyclical import cycle_of
+from learned_samplers.classical.cycles import cycle_of
 from learned_samplers.classical.from_adam import from_adam
 from learned_samplers.classical.mass import MASSES
 from learned_samplers.classical.warmup import MakeOptimizer, WarmUp
@@ -30,7 +29,12 @@ WARMUP = partial(WhitenedSGHMC, lr=0.002)
 REMEMBERED = 20
 
 
-class AdaptedSGHMC(Sampler):
+def _makes_optimizer(name: str, value: Any) -> None:
+    if not callable(value):
+        raise TypeError(f"{name} must be None or make an optimizer of parameter groups, got {value!r:.60}")
+
+
+class AdaptedSGHMC(MomentumSampler):
     """Trains by an optimizer of your choice, then samples the posterior with the preconditioner that it has measured.
 
     The first ``warmup_steps`` W of a run find a mode and measure a mass, which is then frozen: a moving one (pSGLD,
@@ -81,115 +85,128 @@ class AdaptedSGHMC(Sampler):
         AdaptedSGHMC(model.parameters(), num_data=N, warmup_steps=2000,
                      warmup=lambda groups: torch.optim.SGD(groups, 0.1))
 
-    Args:
-        params, num_data, temperature, prior_precision, prior_mean, momentum_init, foreach, generator, options: as for
-            `SGHMC`.
-        lr: of the chain: Adam's learning rate. Without a warm-up begin with the one that trains the network. None is
-            0.003, or 0.002 where T < 1 and ``total_steps`` (a cycle, where there are cycles) is more than N/16 steps,
-            four epochs of minibatches of 64: their heat, some 115·lr on a small CNN, makes a longer run too unsure.
-        total_steps: the budget. It stands for the two next ones: `WhitenedSGHMC` explores, at lr 0.002, and W is four
-            fifths of it (of a cycle), but not more than N/8 steps, down to half of it. `thinning` is then known, too.
-            At least 13 (a cycle, too), so that the mass is that of ten gradients.
-        warmup_steps: W. A mass of a few gradients is a bad one, which slows the chain; its law is the same.
-        warmup: None, or what makes an optimizer of parameter groups: the class of a sampler that needs nothing but
-            gradients (`WhitenedSGHMC`, `L2E`, ...), a ``functools.partial`` of one, or any callable, as
-            ``lambda groups: torch.optim.AdamW(groups, lr=0.001)``. It has its own lr. A class of samplers gets
-            ``num_data``, ``temperature`` and ``prior_precision``, and follows them; other optimizers keep their own
-            settings, and minimise the loss (their weight decay is the prior's part). None stays at the mass of the
-            moment.
-        settling_share: S in [0, 1); by default 0.1 with a matrix mass and 0.25 with a diagonal one, but at least twice
-            as many steps as a weight without gradients takes to the prior's width, √(T/λ)/lr, up to half of W: with a
-            wide prior the chain has far to go before its gradients are those of the posterior (the longest such
-            time of the groups given here). 0 without a ``warmup``, for then it has settled anyway.
-        mass: "diagonal" or "matrix"; by default "matrix" with a warm-up by another optimizer: it fits faster and mixes
-            better.
-        cycle_length: K > W, in steps; None for a single warm-up.
-        momentum_decay: a in (0, 1]; Adam's β₁ is 1 − a.
-        decay: β in [0, 1), Adam's β₂: the memory of the second moment.
-        eps: in units of the mean loss's gradient. Adam's 1e-8 will not do without a prior: a weight that hardly ever
-            sees a gradient would get the mass 1e-8/a.
-
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type; ``warmup`` makes no optimizer of the
             groups, or one that needs more than gradients; a step of a parameter that joined after the mass was frozen.
             See `Sampler.step` for the others of a step.
     """
 
+    lr: float | None = setting(  # type: ignore[assignment]
+        default=None,
+        check=validation.non_negative,
+        check_new=validation.positive,
+        kw_only=False,
+        doc="of the chain: Adam's learning rate. Without a warm-up begin with the one that trains the network. "
+        "None is 0.003, or 0.002 where T < 1 and ``total_steps`` (a cycle, where there are cycles) is more "
+        "than N/16 steps, four epochs of minibatches of 64: their heat, some 115·lr on a small CNN, makes a "
+        "longer run too unsure.",
+    )
+    num_data: float = setting(
+        default=None,
+        check=lambda name, value: validation.number_of_data(value),
+        kw_only=False,
+        shared=True,
+        doc="N, the number of training points; it must be given.",
+    )
+    total_steps: int | None = setting(
+        default=None,
+        check=validation.integer,
+        optional=True,
+        of_sampler=True,
+        doc="the budget. It stands for the two next ones: `WhitenedSGHMC` explores, at lr 0.002, and W is four "
+        "fifths of it (of a cycle), but not more than N/8 steps, down to half of it. `thinning` is then "
+        "known, too. At least 13 (a cycle, too), so that the mass is that of ten gradients.",
+    )
+    warmup_steps: int | None = setting(
+        default=None,
+        check=partial(validation.integer, least=0),
+        shared=True,
+        doc="W. A mass of a few gradients is a bad one, which slows the chain; its law is the same.",
+    )
+    warmup: MakeOptimizer | None = setting(
+        default=None,
+        check=_makes_optimizer,
+        optional=True,
+        of_sampler=True,
+        doc="None, or what makes an optimizer of parameter groups: the class of a sampler that needs nothing but "
+        "gradients (`WhitenedSGHMC`, `L2E`, ...), a ``functools.partial`` of one, or any callable, as ``lambda groups: "
+        "torch.optim.AdamW(groups, lr=0.001)``. It has its own lr. A class of samplers gets ``num_data``, "
+        "``temperature`` and ``prior_precision``, and follows them; other optimizers keep their own settings, and "
+        "minimise the loss (their weight decay is the prior's part). None stays at the mass of the moment.",
+    )
+    settling_share: float | None = setting(
+        default=None,
+        check=partial(validation.fraction, open_right=True),
+        shared=True,
+        doc="S in [0, 1); by default 0.1 with a matrix mass and 0.25 with a diagonal one, but at least twice as many "
+        "steps as a weight without gradients takes to the prior's width, √(T/λ)/lr, up to half of W: with a wide prior "
+        "the chain has far to go before its gradients are those of the posterior (the longest such time of the groups "
+        "given here). 0 without a ``warmup``, for then it has settled anyway.",
+    )
+    mass: str | None = choice(
+        *MASSES,
+        default=None,
+        structural=True,
+        doc='"diagonal" or "matrix"; by default "matrix" with a warm-up by another optimizer: it fits faster and mixes '
+        "better.",
+    )
+    cycle_length: int | None = setting(
+        default=None,
+        check=validation.integer,
+        optional=True,
+        shared=True,
+        structural=True,
+        doc="K > W, in steps; None for a single warm-up.",
+    )
+    decay: float = setting(
+        default=0.999,
+        check=partial(validation.fraction, open_right=True),
+        doc="β in [0, 1), Adam's β₂: the memory of the second moment.",
+    )
+    eps: float = setting(
+        default=1e-5,
+        check=validation.positive,
+        doc="in units of the mean loss's gradient. Adam's 1e-8 will not do without a prior: a weight that hardly ever "
+        "sees a gradient would get the mass 1e-8/a.",
+    )
+
     badge = "O(h)"
     state_names = ("momentum", "mass")
-    structural = ("mass", "cycle_length")
-    hyperparameters = (*Sampler.hyperparameters, "momentum_decay", "mass")
+    hyperparameters = (*MomentumSampler.hyperparameters, "momentum_decay", "mass")
     rule = staticmethod(adapted_rule)
     needs_master_in_float16 = True
     side_by_side = ("stacked", "separate")
-    #: Makes the optimizer that explores, or None.
-    warmup: MakeOptimizer | None = None
-    #: Steps that the run is planned to have, or None.
-    total_steps: int | None = None
-    #: That optimizer, while it explores.
-    explorer: WarmUp | None = None
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float | None = None,
-        num_data: float | None = None,
-        *,
-        total_steps: int | None = None,
-        warmup_steps: int | None = None,
-        warmup: MakeOptimizer | None = None,
-        settling_share: float | None = None,
-        mass: str | None = None,
-        cycle_length: int | None = None,
-        momentum_decay: float = 0.1,
-        decay: float = 0.999,
-        eps: float = 1e-5,
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        prior_mean: PriorMean = None,
-        momentum_init: str = "zero",
-        foreach: bool | None = None,
-        generator: torch.Generator | None = None,
-        **options: Unpack[SamplerOptions],
-    ):
-        given = arguments(locals())
-        if warmup is not None and not callable(warmup):
-            raise TypeError(f"warmup must be None or make an optimizer of parameter groups, got {warmup!r:.60}")
-        del given["warmup"], given["total_steps"]
-        self.total_steps = total_steps
-        self.warmup = WARMUP if warmup is None and total_steps is not None else warmup
-        params = params if isinstance(params, Tensor) else list(params)
-        groups = [own for own in params if isinstance(own, dict)]
-        given |= planned(given, total_steps, groups, explores=self.warmup is not None)
-        super().__init__(params, given, generator=generator)
-        if cycle_length is not None:
+    def prepare(self, params: Any, values: dict[str, Any]) -> dict[str, Any]:
+        for name in ("warmup", "total_steps"):
+            self.declared[name].validate(values[name])
+        if values["warmup"] is None and values["total_steps"] is not None:
+            values["warmup"] = WARMUP
+        self.warmup = values["warmup"]
+        #: The optimizer that explores, while it does.
+        self.explorer: WarmUp | None = None
+        groups = [group for group in params if isinstance(group, dict)]
+        plan = planned(values, values["total_steps"], groups, explores=self.warmup is not None)
+        return {**super().prepare(params, values), **plan}
+
+    def start(self, params: Any, defaults: dict[str, Any]) -> None:
+        super().start(params, defaults)
+        if defaults["cycle_length"] is not None:
             self.badge = "heuristic"  # type: ignore[misc]
         if self.warmup is not None:
             self.explorer = self._new_explorer()
 
-    def _validate(self, group: dict[str, Any]) -> None:
-        super()._validate(group)
-        validation.momentum(group)
-        validation.one_of("mass", group["mass"], MASSES)
-        validation.integer("warmup_steps", group["warmup_steps"], least=0 if self.warmup is None else 1)
-        validation.fraction("settling_share", group["settling_share"], open_right=True)
-        validation.fraction("decay", group["decay"], open_right=True)
-        validation.positive("eps", group["eps"])
-        length = group["cycle_length"]
-        if length is not None:
-            validation.integer("cycle_length", length)
-            if length <= group["warmup_steps"]:
-                raise ValueError(
-                    f"cycle_length {length} leaves no step to sample in after warmup_steps={group['warmup_steps']}"
-                )
-        validation.same_in_all_groups(self, group, ("warmup_steps", "settling_share", "cycle_length"))
-
-    def _validate_new(self, group: dict[str, Any]) -> None:
-        super()._validate_new(group)
-        tensors = [each[1] if isinstance(each, tuple) else each for each in group.get("params", ())]
-        if MASSES[group["mass"]].renewed_every and any(map(sharding.is_sharded, tensors)):
+    def check_together(self, group: dict[str, Any]) -> None:
+        steps, length = group["warmup_steps"], group["cycle_length"]
+        validation.integer("warmup_steps", steps, least=0 if self.warmup is None else 1)
+        if length is not None and length <= steps:
+            raise ValueError(f"cycle_length {length} leaves no step to sample in after warmup_steps={steps}")
+        tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in group.get("params", ())]
+        if not MASSES[group["mass"]].renewed_every:
+            return
+        if any(map(sharding.is_sharded, tensors)):
             raise TypeError(f"a mass of {group['mass']!r} cannot sample sharded parameters: take mass='diagonal'")
-        if MASSES[group["mass"]].renewed_every and any(map(is_stacked, tensors)):
+        if any(map(is_stacked, tensors)):
             raise TypeError(
                 f"AdaptedSGHMC cannot have mass={group['mass']!r} for chains that are stacked in one tensor, whose "
                 "matrix it would share among them: take Chains(..., separate=True)"
@@ -355,8 +372,8 @@ class AdaptedSGHMC(Sampler):
         for p in params:
             state = self.state.get(p, {}).get("mass")
             if state is not None and (not kept or kind.kept(state)):
-                # Not 0 where a gradient overflows: the chain would stand still.
-                state.copy_(kind.freeze(state, FUNCTIONAL, **known) + 0 * state)
+                # Not 0 where a gradient overflows, or the chain would stand still: what is not finite stays so.
+                state.copy_(torch.where(state.isfinite(), kind.freeze(state, FUNCTIONAL, **known), state))
 
     def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
         if name == "mass":

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
-import torch
-
-from learned_samplers.base import validation
-from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations, kick, scalar_sqrt
-from learned_samplers.base.prior_mean import PriorMean
-from learned_samplers.base.sampler import Sampler, arguments
+from learned_samplers.base.sampler import MomentumSampler
 
 
 def baoa_rule(
@@ -40,7 +35,7 @@ def baoa_rule(
     return ops.add(parameter, momentum, step_size / 2), momentum
 
 
-class BAOA(Sampler):
+class BAOA(MomentumSampler):
     """SGD with momentum plus noise, ordered so that large steps cause no bias on Gaussians.
 
     Source: Leimkuhler and Matthews, Rational construction of stochastic numerical methods for molecular sampling, 2013:
@@ -61,11 +56,6 @@ class BAOA(Sampler):
     buffer); at a = 1 it is the method of Leimkuhler and Matthews without a momentum,
     θ ← θ − (η/2)·∇Ũ + √(ηT)·(ξ + ξ_before)/2.
 
-    Args:
-        params, lr, num_data, temperature, prior_precision, prior_mean, foreach, generator, options: as for `SGLD`.
-        momentum_decay: a in (0, 1], dimensionless; 1 − a is SGD's momentum.
-        momentum_init: "zero", or "normal" to draw the first momentum from N(0, T).
-
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
     """
@@ -73,27 +63,4 @@ class BAOA(Sampler):
     badge = "O(h)"
     not_sharded = ""
     side_by_side = ("stacked", "separate")
-    state_names = ("momentum",)
-    hyperparameters = ("lr", "num_data", "temperature", "prior_precision", "momentum_decay")
     rule = staticmethod(baoa_rule)
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        num_data: float,
-        *,
-        momentum_decay: float = 0.1,
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        prior_mean: PriorMean = None,
-        momentum_init: str = "zero",
-        foreach: bool | None = None,
-        generator: torch.Generator | None = None,
-        **options: Unpack[SamplerOptions],
-    ):
-        super().__init__(params, arguments(locals()), generator=generator)
-
-    def _validate(self, group: dict[str, Any]) -> None:
-        super()._validate(group)
-        validation.momentum(group)

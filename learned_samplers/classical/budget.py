@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from learned_samplers.base import validation
+from learned_samplers.classical.cycles import done_in_cycle, position_in_cycle
 from learned_samplers.classical.mass import MASSES
 
 #: The smallest budget: a mass of fewer than ten gradients says nothing, and is frozen for good.
@@ -41,8 +42,8 @@ def rate_of(run: int | None, num_data: float | None, temperature: float) -> floa
 def thinning_of(total_steps: int, warmup_steps: int, cycle_length: int | None, num_samples: int) -> int:
     """The largest number of steps between samples of which those after each warm-up give at least ``num_samples``."""
     length = cycle_length or total_steps
-    cycles, rest = divmod(total_steps, length)
-    phases = [length - warmup_steps] * cycles + [max(0, rest - warmup_steps)]
+    cycles, remainder = divmod(total_steps, length)
+    phases = [length - warmup_steps] * cycles + [max(0, remainder - warmup_steps)]
     if sum(phases) < num_samples:
         raise ValueError(f"num_samples={num_samples} exceeds the {sum(phases)} steps in which it samples")
     thinning = max(1, sum(phases) // num_samples)
@@ -51,30 +52,32 @@ def thinning_of(total_steps: int, warmup_steps: int, cycle_length: int | None, n
     return thinning
 
 
-def settling_of(given: dict[str, Any]) -> float:
+def settling_of(settings: dict[str, Any]) -> float:
     """S of a chain's settings: twice the steps that a weight without gradients takes to the prior's width."""
-    lr, temperature, prior = (validation.number(name, given[name]) for name in ("lr", "temperature", "prior_precision"))
-    validation.one_of("mass", given["mass"], MASSES)
-    validation.integer("warmup_steps", given["warmup_steps"])
+    lr, temperature, prior = (
+        validation.number(name, settings[name]) for name in ("lr", "temperature", "prior_precision")
+    )
+    validation.one_of("mass", settings["mass"], MASSES)
+    validation.integer("warmup_steps", settings["warmup_steps"])
     validation.positive("lr", lr)
     validation.non_negative("temperature", temperature)
     validation.non_negative("prior_precision", prior)
     steps = 2 * (temperature / prior) ** 0.5 / lr if prior else 0.0
-    return max(SETTLING_SHARE[given["mass"]], min(0.5, steps / given["warmup_steps"]))
+    return max(SETTLING_SHARE[settings["mass"]], min(0.5, steps / settings["warmup_steps"]))
 
 
 def planned(
-    given: dict[str, Any], total_steps: int | None, groups: list[dict[str, Any]], *, explores: bool
+    settings: dict[str, Any], total_steps: int | None, groups: list[dict[str, Any]], *, explores: bool
 ) -> dict[str, Any]:
     """What ``warmup_steps``, ``lr``, ``mass`` and ``settling_share`` are, those that are None by the budget.
 
     Args:
-        given: the sampler's settings.
+        settings: those of the sampler.
         total_steps: the budget, or None.
         groups: parameter groups with settings of their own.
         explores: whether another optimizer warms up.
     """
-    cycle, steps, num_data = given["cycle_length"], given["warmup_steps"], given["num_data"]
+    cycle, steps, num_data = settings["cycle_length"], settings["warmup_steps"], settings["num_data"]
     name, run = ("total_steps", total_steps) if cycle is None else ("cycle_length", cycle)
     if total_steps is not None:
         validation.integer("total_steps", total_steps)
@@ -89,16 +92,16 @@ def planned(
     if total_steps is not None and steps >= total_steps:
         of = "" if cycle is None else f" of a cycle_length of {cycle}"
         raise ValueError(f"total_steps must be more than warmup_steps={steps}{of}, got {total_steps}")
-    lr, mass, share = (given[key] for key in ("lr", "mass", "settling_share"))
+    lr, mass, share = (settings[key] for key in ("lr", "mass", "settling_share"))
     if lr is None:
-        lr = rate_of(None if total_steps is None else run, num_data, given["temperature"])
+        lr = rate_of(None if total_steps is None else run, num_data, settings["temperature"])
     if mass is None:
         mass = "matrix" if explores else "diagonal"
-    found = {"warmup_steps": steps, "lr": lr, "mass": mass}
+    plan = {"warmup_steps": steps, "lr": lr, "mass": mass}
     if share is None:
-        every = [{**given, **found, **own, "mass": mass} for own in groups] or [{**given, **found}]
-        share = max(map(settling_of, every)) if explores else 0.0
-    return {**found, "settling_share": share}
+        chains = [{**settings, **plan, **group, "mass": mass} for group in groups] or [{**settings, **plan}]
+        share = max(map(settling_of, chains)) if explores else 0.0
+    return {**plan, "settling_share": share}
 
 
 # ------------------------------------------------------------------- where in its warm-up, or cycle, a group is
@@ -106,13 +109,12 @@ def planned(
 
 def position(group: dict[str, Any]) -> Any:
     """Steps done since the chain, or its cycle, began."""
-    return group["step"] % group["cycle_length"] if group.get("cycle_length") else group["step"]
+    return position_in_cycle(group["step"], group.get("cycle_length"))
 
 
 def done(group: dict[str, Any]) -> int:
     """Steps taken in the cycle that the last step belonged to."""
-    step, length = group["step"], group.get("cycle_length")
-    return (step - 1) % length + 1 if length and step else step
+    return done_in_cycle(group["step"], group.get("cycle_length"))
 
 
 def exploration(group: dict[str, Any]) -> int:

@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Unpack
+from functools import partial
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from learned_samplers.base import validation
-from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import as_number
-from learned_samplers.base.sampler import Sampler, arguments
+from learned_samplers.base.sampler import MomentumSampler, Sampler
+from learned_samplers.base.settings import choice, setting
+from learned_samplers.classical.cycles import cycle_of, cyclical_phase, in_sampling_phase, validate_schedule
 from learned_samplers.classical.sghmc import SGHMC
 from learned_samplers.classical.sgld import SGLD
 
 _BASES: dict[str, type[Sampler]] = {"sghmc": SGHMC, "sgld": SGLD}
-
-
-def cyclical_phase(step: Any, cycle_length: int, exploration_ratio: float) -> tuple[Any, Any]:
-    """Factor on the peak learning rate, and whether to sample, in step k = 1, 2, … of the chain.
-
-    lr_k/lr₀ = ½(cos(π·mod(k−1, K)/K) + 1); a cycle's first ``exploration_ratio`` runs without noise. The step is an
-    integer, or a tensor (then so are the answers).
-    """
-    position = ((step - 1) % cycle_length) / cycle_length
-    cosine = torch.cos(math.pi * position) if isinstance(position, torch.Tensor) else math.cos(math.pi * position)
-    return 0.5 * (cosine + 1), position >= exploration_ratio
-
-
-def in_sampling_phase(count: int, cycle_length: int, exploration_ratio: float) -> bool:
-    """Whether the last of ``count`` steps was one of a sampling phase."""
-    return count > 0 and cyclical_phase(count, cycle_length, exploration_ratio)[1]
-
-
-def cycle_of(count: int, cycle_length: int) -> int:
-    """Index, from 0, of the cycle that the last of ``count`` steps belonged to."""
-    return max(count - 1, 0) // cycle_length
-
-
-def _validate_schedule(cycle_length: Any, exploration_ratio: Any) -> None:
-    validation.integer("cycle_length", cycle_length)
-    validation.fraction("exploration_ratio", exploration_ratio, open_right=True)
-    if not cyclical_phase(cycle_length, cycle_length, exploration_ratio)[1]:
-        raise ValueError(
-            f"exploration_ratio {exploration_ratio} leaves no sampling step in a cycle_length of {cycle_length}"
-        )
 
 
 #: What a schedule writes into a group, and from what.
@@ -84,7 +55,7 @@ class CyclicalSchedule(LRScheduler):
     def __init__(self, sampler: Sampler, cycle_length: int, exploration_ratio: float = 0.8):
         if not isinstance(sampler, Sampler):
             raise TypeError(f"sampler must be a Sampler, got {type(sampler).__name__}")
-        _validate_schedule(cycle_length, exploration_ratio)
+        validate_schedule(cycle_length, exploration_ratio)
         # What LRScheduler's constructor sets; it would also wrap the sampler's step, which then compiles no longer.
         self.optimizer, self.cycle_length, self.exploration_ratio = sampler, cycle_length, exploration_ratio
         self.base_lrs: list[Any] = [group["lr"] for group in sampler.param_groups]
@@ -152,7 +123,7 @@ class CyclicalSchedule(LRScheduler):
         return cycle_of(self.sampler.step_count, self.cycle_length)
 
 
-class CyclicalSGMCMC(Sampler):
+class CyclicalSGMCMC(MomentumSampler):
     """Visits several modes: every cycle first optimises at a large learning rate, then samples while it falls.
 
     Source: Zhang, Li, Zhang, Chen and Wilson, Cyclical stochastic gradient MCMC for Bayesian deep learning, ICLR 2020;
@@ -169,52 +140,34 @@ class CyclicalSGMCMC(Sampler):
     Invariant law: that of the base sampler within a sampling phase at its small learning rate; the union over cycles
     weighs modes by how often exploration finds them, which nothing guarantees. Hence the badge.
 
-    Args:
-        params, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator, options: as
-            for `SGHMC`; the momentum's are without effect for base="sgld".
-        lr: peak learning rate.
-        cycle_length: K > 0, in steps; the same in every group.
-        exploration_ratio: share of each cycle without noise, in [0, 1), the same in every group; at least one step must
-            be left.
-        base: "sghmc" or "sgld".
-
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
     """
 
+    lr: float = setting(
+        check=validation.non_negative, check_new=validation.positive, kw_only=False, doc="peak learning rate."
+    )
+    cycle_length: int = setting(check=validation.integer, shared=True, doc="K > 0, in steps.")
+    exploration_ratio: float = setting(
+        default=0.8,
+        check=partial(validation.fraction, open_right=True),
+        shared=True,
+        doc="share of each cycle without noise, in [0, 1); at least one step must be left.",
+    )
+    base: str = choice(
+        *_BASES,
+        default="sghmc",
+        shared=True,
+        structural=True,
+        doc='"sghmc" or "sgld", for which the settings of the momentum are without effect.',
+    )
+
     badge = "heuristic"
     not_sharded = ""
     side_by_side = ("stacked", "separate")
-    structural = ("base",)
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        num_data: float,
-        *,
-        cycle_length: int,
-        exploration_ratio: float = 0.8,
-        base: str = "sghmc",
-        momentum_decay: float = 0.1,
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        momentum_init: str = "zero",
-        foreach: bool | None = None,
-        generator: torch.Generator | None = None,
-        **options: Unpack[SamplerOptions],
-    ):
-        super().__init__(params, arguments(locals()), generator=generator)
-
-    def _validate(self, group: dict[str, Any]) -> None:
-        super()._validate(group)
-        validation.momentum(group)
-        _validate_schedule(group["cycle_length"], group["exploration_ratio"])
-        validation.same_in_all_groups(self, group, ("cycle_length", "exploration_ratio"))
-        validation.one_of("base", group["base"], _BASES)
-        base = self.defaults["base"] if hasattr(self, "defaults") else group["base"]
-        if group["base"] != base:
-            raise ValueError(f"base must be the same in every group, got {group['base']!r} beside {base!r}")
+    def check_together(self, group: dict[str, Any]) -> None:
+        validate_schedule(group["cycle_length"], group["exploration_ratio"])
 
     @property
     def state_names(self) -> tuple[str, ...]:  # type: ignore[override]

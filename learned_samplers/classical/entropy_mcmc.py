@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number
-from learned_samplers.base.sampler import Sampler, arguments
+from learned_samplers.base.sampler import Sampler
+from learned_samplers.base.settings import setting
 from learned_samplers.classical.sgld import sgld_rule
 
 
@@ -36,10 +36,12 @@ def entropy_mcmc_rule(
     ``noise`` has one axis more than the parameter, the last, of length 2: ξ of θ and ξ' of θₐ.
     """
     settings = {"lr": lr, "num_data": num_data, "temperature": temperature, "ops": ops}
-    own, other = (None if noise is None else ops.map(lambda z, i=i: z[..., i], noise) for i in range(2))
+    of_weights, of_guide = (None if noise is None else ops.map(lambda z, i=i: z[..., i], noise) for i in range(2))
     pull = ops.scale(ops.combine(guide, parameter, -1.0), -1 / (guide_variance * num_data))  # (θ−θₐ)/(ηN)
-    (parameter,) = sgld_rule(parameter, ops.combine(gradient, pull), own, prior_precision=prior_precision, **settings)
-    (guide,) = sgld_rule(guide, ops.scale(pull, -1.0), other, prior_precision=0.0, **settings)
+    (parameter,) = sgld_rule(
+        parameter, ops.combine(gradient, pull), of_weights, prior_precision=prior_precision, **settings
+    )
+    (guide,) = sgld_rule(guide, ops.scale(pull, -1.0), of_guide, prior_precision=0.0, **settings)
     return parameter, guide
 
 
@@ -64,42 +66,30 @@ class EntropyMCMC(Sampler):
 
     The samples that `PosteriorSamples` collects are those of θ; `at_guide` puts θₐ into the model to predict with it.
 
-    Args:
-        params, lr, num_data, prior_precision, foreach, generator, options: as for `SGLD`; the prior is one on θ alone.
-        temperature: T; the paper's experiments have 1e-4. At 0 the pair is an optimizer of the joint energy.
-        guide_variance: η > 0, in θ²; larger is a looser pair, and a flatter preference of the guide.
-
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type, or lr ≥ N·η, also by a schedule; see
             `Sampler.step` for those of a step.
     """
+
+    temperature: float = setting(
+        default=1.0,
+        check=validation.non_negative,
+        doc="T; the paper's experiments have 1e-4. At 0 the pair is an optimizer of the joint energy.",
+    )
+    guide_variance: float = setting(
+        default=4e-4,
+        check=validation.positive,
+        doc="η > 0, in θ²; larger is a looser pair, and a flatter preference of the guide. The prior is on θ alone.",
+    )
 
     badge = "O(h)"
     not_sharded = ""
     side_by_side = ("stacked", "separate")
     takes_prior_mean = False
     state_names = ("guide",)
-    hyperparameters = (*Sampler.hyperparameters, "guide_variance")
     rule = staticmethod(entropy_mcmc_rule)
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        num_data: float,
-        *,
-        guide_variance: float = 4e-4,
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        foreach: bool | None = None,
-        generator: torch.Generator | None = None,
-        **options: Unpack[SamplerOptions],
-    ):
-        super().__init__(params, arguments(locals()), generator=generator)
-
-    def _validate(self, group: dict[str, Any]) -> None:
-        super()._validate(group)
-        validation.positive("guide_variance", group["guide_variance"])
+    def check_together(self, group: dict[str, Any]) -> None:
         lr, limit = as_number(group["lr"]), as_number(group["num_data"]) * as_number(group["guide_variance"])
         if lr >= limit:
             raise ValueError(

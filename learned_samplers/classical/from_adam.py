@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base.group_keys import momentum_as_decay
+from learned_samplers.base.group_keys import in_our_names
 from learned_samplers.base.guards.precision import MASTER, has_master, working_dtype
 from learned_samplers.base.operations import as_number
 
@@ -20,12 +20,12 @@ def from_adam(
     """See `AdaptedSGHMC.from_optimizer`; ``cls`` is that class."""
     if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
         raise TypeError(f"optimizer must be torch.optim.Adam or AdamW, got {type(optimizer).__name__}")
-    settings = momentum_as_decay(cls.__name__, settings, ("momentum_decay",))
+    settings = in_our_names(cls.__name__, settings, cls.declared)
     groups = [_sampling_group(g, optimizer, num_data, prior, settings) for g in optimizer.param_groups]
     if settings.get("mass", "diagonal") != "diagonal":
         raise ValueError(f"mass must be 'diagonal', as Adam's is, got {settings['mass']!r}")
-    if given := ", ".join(sorted(_OF_WARMUP & settings.keys())):
-        raise ValueError(f"{given} must not be given: the optimizer's mass is frozen at once")
+    if names := ", ".join(sorted(_OF_WARMUP & settings.keys())):
+        raise ValueError(f"{names} must not be given: the optimizer's mass is frozen at once")
     settings = {"lr": groups[0]["lr"], **settings, "warmup_steps": 0}
     sampler = cls(groups, num_data=num_data, **settings)
     for group, theirs in zip(sampler.param_groups, optimizer.param_groups, strict=True):

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
-from typing import Any, Unpack
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.guards.broken_off import putting_back
 from learned_samplers.base.operations import FOREACH, as_number, is_finite, kick, scalar_sqrt
-from learned_samplers.base.sampler import Sampler, arguments
+from learned_samplers.base.sampler import Sampler
+from learned_samplers.base.settings import setting
 from learned_samplers.base.step import Evaluation, GroupInputs, as_loss, chains_of
+from learned_samplers.base.warning import warn
 from learned_samplers.classical.full_data import LIKELY, KnownLoss
 
+#: Each trajectory's ε is multiplied by a uniform number in [1 − JITTER, 1 + JITTER]: it then closes on itself nowhere.
+JITTER = 0.2
 #: Proposals of a chain, none of them accepted, after which it is told.
 STUCK = 20
 
@@ -28,7 +31,8 @@ class HMC(Sampler):
     Source: Neal, MCMC using Hamiltonian dynamics, Handbook of Markov Chain Monte Carlo, 2011. Leapfrog steps, then the
     Metropolis test.
 
-    ``step(closure)`` draws one state: with ε = √(lr/N), r ~ N(0, T·I) and L = ``leapfrog_steps``,
+    ``step(closure)`` draws one state: with ε = √(lr/N), within a fifth of it at random, r ~ N(0, T·I) and
+    L = ``leapfrog_steps``,
 
         r ← r − (ε/2)·∇U(θ);  L × [θ ← θ + ε·r;  r ← r − ε·∇U(θ)] (the last kick halved)
 
@@ -46,18 +50,6 @@ class HMC(Sampler):
     Several chains run side by side when the closure returns losses of shape (M,) and calls ``losses.sum().backward()``
     on parameters with a leading axis of length M; each chain is accepted on its own.
 
-    Args:
-        params, num_data, prior_precision, foreach, generator, options: as for `SGLD`.
-        lr: N·ε², so that ε = √(lr/N) as in `SGHMC`.
-        leapfrog_steps: L ≥ 1.
-        step_jitter: j in [0, 1); each trajectory's ε is multiplied by a uniform number in [1−j, 1+j], which keeps
-            trajectories from closing on themselves.
-        adapt_steps: number of first steps in which `lr_factor`, which multiplies every group's lr, is adapted to
-            ``target_acceptance`` by dual averaging (Hoffman and Gelman, 2014). Their draws are burn-in: `is_sampling`
-            is False, and `PosteriorSamples` keeps none.
-        target_acceptance: wanted mean acceptance probability, in (0, 1).
-        temperature: T > 0.
-
     Attributes:
         lr_factor: what adaptation multiplies every group's lr by, which stays a scheduler's to change; 1 without it.
         acceptance_rate: share of proposals accepted since the end of adaptation (nan before the first).
@@ -70,6 +62,32 @@ class HMC(Sampler):
         FloatingPointError: loss or gradient not finite at the current state, which stays as it was.
     """
 
+    lr: float = setting(
+        check=validation.non_negative,
+        check_new=validation.positive,
+        kw_only=False,
+        doc="N·ε², so that ε = √(lr/N) as in `SGHMC`.",
+    )
+    temperature: float = setting(default=1.0, check=validation.positive, shared=True, doc="T > 0.")
+    prior_precision: float = setting(
+        default=0.0, check=validation.non_negative, shared=True, doc="λ of the prior N(0, 1/λ), in 1/θ²."
+    )
+    leapfrog_steps: int = setting(default=10, check=validation.integer, shared=True, doc="L ≥ 1.")
+    adapt_steps: int = setting(
+        default=0,
+        check=partial(validation.integer, least=0),
+        shared=True,
+        doc="number of first steps in which `lr_factor`, which multiplies every group's lr, is adapted to "
+        "``target_acceptance`` by dual averaging (Hoffman and Gelman, 2014). Their draws are burn-in: `is_sampling` is "
+        "False, and `PosteriorSamples` keeps none.",
+    )
+    target_acceptance: float = setting(
+        default=0.8,
+        check=partial(validation.fraction, open_left=True, open_right=True),
+        shared=True,
+        doc="wanted mean acceptance probability, in (0, 1).",
+    )
+
     badge = "exact"
     needs_closure = True
     reads_loss = True
@@ -79,40 +97,18 @@ class HMC(Sampler):
     half_precision = False
     group_keys = ("tally",)
     takes_prior_mean = False
-    #: The loss where the last step has left the chain; None where it is not known.
-    _known: KnownLoss | None = None
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        num_data: float,
-        *,
-        leapfrog_steps: int = 10,
-        step_jitter: float = 0.2,
-        adapt_steps: int = 0,
-        target_acceptance: float = 0.8,
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        foreach: bool | None = None,
-        generator: torch.Generator | None = None,
-        **options: Unpack[SamplerOptions],
-    ):
-        super().__init__(params, arguments(locals()), generator=generator)
+    def _begin(self) -> None:
+        super()._begin()
+        #: The loss where the last step has left the chain; None where it is not known.
+        self._known: KnownLoss | None = None
+
+    def start(self, params: Any, defaults: dict[str, Any]) -> None:
+        super().start(params, defaults)
         # Plain numbers in the first group, so that they are saved and resumed with it.
         counts = {"proposed": 0.0, "accepted": 0.0, "divergent": 0}
         averaging = {"error": 0.0, "log_scale": 0.0, "average": 0.0, "lr_factor": 1.0}
         self.param_groups[0].setdefault("tally", counts | averaging)
-
-    def _validate(self, group: dict[str, Any]) -> None:
-        super()._validate(group)
-        validation.positive("temperature", group["temperature"])
-        validation.integer("leapfrog_steps", group["leapfrog_steps"])
-        validation.fraction("step_jitter", group["step_jitter"], open_right=True)
-        validation.integer("adapt_steps", group["adapt_steps"], least=0)
-        validation.fraction("target_acceptance", group["target_acceptance"], open_left=True, open_right=True)
-        whole_trajectory = ("leapfrog_steps", "adapt_steps", "step_jitter", "target_acceptance")
-        validation.same_in_all_groups(self, group, ("num_data", "temperature", "prior_precision", *whole_trajectory))
 
     @property
     def is_sampling(self) -> bool:
@@ -136,7 +132,7 @@ class HMC(Sampler):
             try:
                 momentum = {p: self.noise_like(p).mul_(temperature**0.5) for p in params}
                 before = self._hamiltonian(loss, groups, momentum, chains)
-                jitter = self.param_groups[0]["step_jitter"] * (2 * self._uniform(loss.new_empty(())).item() - 1)
+                jitter = JITTER * (2 * self._uniform(loss.new_empty(())).item() - 1)
                 after, end_loss = self._trajectory(closure, groups, momentum, chains, 1 + jitter)
                 divergent = ~after.isfinite()
                 probability = torch.where(divergent, 0.0, ((before - after) / temperature).exp().clamp(max=1.0))
@@ -230,10 +226,9 @@ class HMC(Sampler):
             group["tally"] = tally
             if tally["proposed"] == STUCK * accept.numel() and not tally["accepted"]:
                 lr = as_number(group["lr"]) * self.lr_factor
-                warnings.warn(
+                warn(
                     f"HMC has rejected all of its first {STUCK} proposals, so its samples are copies of one state: "
-                    f"take a smaller lr than {lr:.3g}, or adapt_steps=200",
-                    stacklevel=8,
+                    f"take a smaller lr than {lr:.3g}, or adapt_steps=200"
                 )
             return
         # Dual averaging on log ε relative to the first ε, with Hoffman and Gelman's constants.

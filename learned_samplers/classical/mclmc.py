@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import as_number, scalar_sqrt
-from learned_samplers.base.sampler import Sampler, arguments
+from learned_samplers.base.sampler import Sampler
+from learned_samplers.base.settings import choice, setting
 from learned_samplers.base.step import Evaluation, GroupInputs, as_loss, chains_of
 from learned_samplers.classical import mclmc_energy as energy_errors
 from learned_samplers.classical.full_data import LIKELY
@@ -167,20 +168,33 @@ class MCLMC(Sampler):
     change ΔE in the last completed step, in units of T, `energy_variance` the mean of ΔE²/d over all steps. At 5e-4 the
     bias is some two per cent of a variance. (With minibatches and one gradient a step, ΔE has the loss's noise in it.)
 
-    Args:
-        params, num_data, prior_precision, generator, options: as for `SGLD`; ``foreach`` is without effect.
-        lr: learning rate as for `SGHMC`. Groups may differ in it; it is a metric, and the law stays.
-        momentum_decay: a in (0, 1].
-        temperature: T > 0.
-        preconditioner: "none", or "gradient_noise": σ is divided by ŝ, the standard deviation of each weight's gradient
-            over its root mean square, from running averages (rate 0.01), within [1/10, 10]. It makes the gradient noise
-            isotropic. It never stops moving: heuristic.
-
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type; a step without a closure; fewer than two
             weights in a chain; losses whose shape is neither () nor the parameters' leading axis; a closure that is not
             deterministic, without ``preconditioner`` (nothing has changed by that step).
     """
+
+    momentum_decay: float = setting(
+        default=0.1,
+        check=partial(validation.fraction, open_left=True),
+        shared=True,
+        doc="a in (0, 1]; may be given as ``momentum=``.",
+    )
+    preconditioner: str = choice(
+        "none",
+        "gradient_noise",
+        default="none",
+        shared=True,
+        structural=True,
+        doc='"none", or "gradient_noise": σ is divided by ŝ, the standard deviation of each weight\'s gradient '
+        "over its root mean square, from running averages (rate 0.01), within [1/10, 10]. It makes the "
+        "gradient noise isotropic. It never stops moving: heuristic.",
+    )
+    temperature: float = setting(default=1.0, check=validation.positive, shared=True, doc="T > 0.")
+    prior_precision: float = setting(
+        default=0.0, check=validation.non_negative, shared=True, doc="λ of the prior N(0, 1/λ), in 1/θ²."
+    )
+    foreach: bool | None = choice(None, True, False, default=None, doc="without effect.")
 
     needs_closure = True
     reads_loss = True
@@ -193,33 +207,12 @@ class MCLMC(Sampler):
     half_precision = False
     group_keys = ("tally",)
     takes_prior_mean = False
-    structural = ("preconditioner",)
     hyperparameters = ("num_data", "temperature", "prior_precision", "momentum_decay")
     rule = staticmethod(mclmc_rule)
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        num_data: float,
-        *,
-        momentum_decay: float = 0.1,
-        preconditioner: str = "none",
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        foreach: bool | None = None,
-        generator: torch.Generator | None = None,
-        **options: Unpack[SamplerOptions],
-    ):
-        super().__init__(params, arguments(locals()), generator=generator)
+    def start(self, params: Any, defaults: dict[str, Any]) -> None:
+        super().start(params, defaults)
         self.param_groups[0].setdefault("tally", energy_errors.new_tally())
-
-    def _validate(self, group: dict[str, Any]) -> None:
-        super()._validate(group)
-        validation.positive("temperature", group["temperature"])
-        validation.fraction("momentum_decay", group["momentum_decay"], open_left=True)
-        validation.one_of("preconditioner", group["preconditioner"], ("none", "gradient_noise"))
-        validation.same_in_all_groups(self, group, (*self.hyperparameters, "preconditioner"))
 
     def _common(self, key: str) -> Any:
         """What all groups have in common; a group may have been given it, where the sampler was not."""

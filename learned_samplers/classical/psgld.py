@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.guards import precision
 from learned_samplers.base.guards.broken_off import putting_back
 from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
-from learned_samplers.base.prior_mean import PriorMean
-from learned_samplers.base.sampler import Sampler, arguments
+from learned_samplers.base.sampler import Sampler
+from learned_samplers.base.settings import choice, setting
 from learned_samplers.base.step import Evaluation
 from learned_samplers.classical.full_data import OneLoss
 
@@ -84,52 +83,34 @@ class PSGLD(Sampler):
     d = 0 and the full gradient the corrected rule is O(h)-exact; at 0 < d < 1 the paper's term counts only the newest
     gradient in V, so it corrects a part (1−d).
 
-    Args:
-        params, lr, num_data, temperature, prior_precision, prior_mean, foreach, generator, options: as for `SGLD`; lr
-            is RMSprop's.
-        decay: d in [0, 1), the memory of the mean square.
-        eps: added to √V, in units of the mean loss's gradient. A weight that no gradient reaches takes steps of
-            √(2·lr·T/(N·eps)).
-        correction: "none" or "probe".
-        probe_size: δ > 0, in units of θ.
-
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type; "probe" without a closure at a step, or
             with one that took other minibatches at the two evaluations of the last twenty steps.
     """
 
+    decay: float = setting(
+        default=0.99,
+        check=partial(validation.fraction, open_right=True),
+        doc="d in [0, 1), the memory of the mean square.",
+    )
+    eps: float = setting(
+        default=1e-5,
+        check=validation.positive,
+        doc="added to √V, in units of the mean loss's gradient. A weight that no gradient reaches takes steps of "
+        "√(2·lr·T/(N·eps)).",
+    )
+    correction: str = choice("none", "probe", default="none", doc='"none" or "probe".')
+    probe_size: float = setting(default=1e-3, check=validation.positive, doc="δ > 0, in units of θ.")
+
     badge = "heuristic"
     side_by_side = ("stacked", "separate")
     state_names = ("second_moment",)
-    _joining: Sequence[dict[str, Any]] = ()
-    hyperparameters = ("lr", "num_data", "temperature", "prior_precision", "decay", "eps")
     rule = staticmethod(psgld_rule)
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        num_data: float,
-        *,
-        decay: float = 0.99,
-        eps: float = 1e-5,
-        correction: str = "none",
-        probe_size: float = 1e-3,
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        prior_mean: PriorMean = None,
-        foreach: bool | None = None,
-        generator: torch.Generator | None = None,
-        **options: Unpack[SamplerOptions],
-    ):
-        super().__init__(params, arguments(locals()), generator=generator)
-
-    def _validate(self, group: dict[str, Any]) -> None:
-        super()._validate(group)
-        validation.fraction("decay", group["decay"], open_right=True)
-        validation.positive("eps", group["eps"])
-        validation.positive("probe_size", group["probe_size"])
-        validation.one_of("correction", group["correction"], ("none", "probe"))
+    def _begin(self) -> None:
+        super()._begin()
+        self.one_loss = OneLoss()
+        self._joining: list[dict[str, Any]] = []
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; a probe in it moves the weights of all groups, whose dtypes it may not suit."""
@@ -140,10 +121,6 @@ class PSGLD(Sampler):
             super().add_param_group(param_group)
         finally:
             self._joining = []
-
-    def _begin(self) -> None:
-        super()._begin()
-        self.one_loss = OneLoss()
 
     @property
     def needs_closure(self) -> bool:  # type: ignore[override]
@@ -185,18 +162,18 @@ class PSGLD(Sampler):
         signs = [[self.noise_like(p).sign_() for p in inputs.params] for inputs in evaluation.groups]
         after = self.global_rng_state()
         try:
-            for (group, inputs), own in zip(groups, signs, strict=True):
-                for p, sign in zip(inputs.params, own, strict=True):
+            for (group, inputs), members in zip(groups, signs, strict=True):
+                for p, sign in zip(inputs.params, members, strict=True):
                     p.add_(sign, alpha=group["probe_size"])
             self.set_rng_state(replay)
             loss, along = self.run(closure, " at the probe"), 0.0
-            for (group, inputs), own, probed in zip(groups, signs, self.collect_gradients(), strict=True):
-                for sign, shifted, gradient in zip(own, probed.gradients, inputs.gradients, strict=True):
+            for (group, inputs), members, probed in zip(groups, signs, self.collect_gradients(), strict=True):
+                for sign, shifted, gradient in zip(members, probed.gradients, inputs.gradients, strict=True):
                     along += 0.5 * group["probe_size"] * (sign * (shifted + gradient)).sum().item()
                 if group["correction"] == "probe":
                     inputs.per_parameter["curvature"] = [
                         sign * (shifted - gradient) / group["probe_size"]
-                        for sign, shifted, gradient in zip(own, probed.gradients, inputs.gradients, strict=True)
+                        for sign, shifted, gradient in zip(members, probed.gradients, inputs.gradients, strict=True)
                     ]
             self.one_loss.compare(self, evaluation.loss, loss, along)
         finally:

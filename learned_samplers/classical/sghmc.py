@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
-import torch
-
-from learned_samplers.base import validation
-from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations, kick, scalar_sqrt
-from learned_samplers.base.prior_mean import PriorMean
-from learned_samplers.base.sampler import Sampler, arguments
+from learned_samplers.base.sampler import MomentumSampler
 
 
 def sghmc_rule(
@@ -39,7 +34,7 @@ def sghmc_rule(
     return ops.add(parameter, momentum, step_size), momentum
 
 
-class SGHMC(Sampler):
+class SGHMC(MomentumSampler):
     """SGD with momentum plus noise, so that the weights it visits are samples of the posterior.
 
     Source: Chen, Fox and Guestrin, Stochastic gradient Hamiltonian Monte Carlo, ICML 2014; here semi-implicit.
@@ -54,11 +49,6 @@ class SGHMC(Sampler):
     variance ≈ T when lr changes. At temperature 0 it is ``torch.optim.SGD(lr, momentum=1−a)`` (r = −√(lr·N) × SGD's
     momentum buffer), with ``weight_decay = λ/N``; at a = 1 it is `SGLD`.
 
-    Args:
-        params, lr, num_data, temperature, prior_precision, prior_mean, foreach, generator, options: as for `SGLD`.
-        momentum_decay: a in (0, 1], dimensionless; 1 − a is SGD's momentum, and may be given as ``momentum=``.
-        momentum_init: "zero", or "normal" to draw the first momentum from N(0, T).
-
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
     """
@@ -66,27 +56,4 @@ class SGHMC(Sampler):
     badge = "O(h)"
     not_sharded = ""
     side_by_side = ("stacked", "separate")
-    state_names = ("momentum",)
-    hyperparameters = ("lr", "num_data", "temperature", "prior_precision", "momentum_decay")
     rule = staticmethod(sghmc_rule)
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        num_data: float,
-        *,
-        momentum_decay: float = 0.1,
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        prior_mean: PriorMean = None,
-        momentum_init: str = "zero",
-        foreach: bool | None = None,
-        generator: torch.Generator | None = None,
-        **options: Unpack[SamplerOptions],
-    ):
-        super().__init__(params, arguments(locals()), generator=generator)
-
-    def _validate(self, group: dict[str, Any]) -> None:
-        super()._validate(group)
-        validation.momentum(group)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 
-from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
-from learned_samplers.base.prior_mean import PriorMean
-from learned_samplers.base.sampler import Sampler, arguments
+from learned_samplers.base.sampler import Sampler
 
 
 def sgld_rule(
@@ -48,18 +46,6 @@ class SGLD(Sampler):
     Invariant law: exp(−U/T) up to O(lr): on a quadratic of curvature k the variance is T / (k(1 − hk/2)), h = lr/N. At
     temperature 0 it is ``torch.optim.SGD(lr)``, with ``weight_decay = λ/N``.
 
-    Args:
-        params: parameters, named parameters or groups, as for any torch optimizer.
-        lr: learning rate of ordinary training, dimensionless (lr = N·h for Welling and Teh's h = ε/2).
-        num_data: N, the number of training points.
-        temperature: T; 1 is the Bayes posterior, below 1 a cold posterior, 0 an optimizer.
-        prior_precision: λ of the Gaussian prior N(0, 1/λ), in 1/θ²; a weight decay of λ/N on the mean loss.
-        prior_mean: μ of the prior N(μ, 1/λ): None for zero, "initial" for the weights at construction, or one tensor
-            a parameter (several groups: in the groups' own dicts). It is saved with the state.
-        foreach: update in lists of tensors (default) or one at a time (False); the two agree bit for bit.
-        generator: source of the noise; the default is torch's global generator.
-        options: ``master_weights``, ``missing_gradient`` and ``distributed``, see `SamplerOptions`.
-
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
     """
@@ -68,18 +54,3 @@ class SGLD(Sampler):
     not_sharded = ""
     side_by_side = ("stacked", "separate")
     rule = staticmethod(sgld_rule)
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        num_data: float,
-        *,
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        prior_mean: PriorMean = None,
-        foreach: bool | None = None,
-        generator: torch.Generator | None = None,
-        **options: Unpack[SamplerOptions],
-    ):
-        super().__init__(params, arguments(locals()), generator=generator)

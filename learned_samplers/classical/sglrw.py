@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import prior_mean as prior_means
 from learned_samplers.base import validation
-from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number, kick, scalar_sqrt
-from learned_samplers.base.sampler import Sampler, arguments
+from learned_samplers.base.sampler import Sampler
+from learned_samplers.base.settings import setting
 
 
 def lattice_drift(
@@ -76,37 +76,21 @@ class SGLRW(Sampler):
     Invariant law: exp(−U/T) up to O(lr), in distribution: θ lives on a lattice of spacing 2δ around its start, so lr
     must be small against the posterior's width. Weights in half precision round the steps away.
 
-    Args:
-        params, lr, num_data, prior_precision, foreach, generator, options: as for `SGLD`.
-        temperature: T > 0. At 0 the step length is 0 and no walk is left; use `SGLD` to optimise.
-
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
     """
+
+    temperature: float = setting(
+        default=1.0,
+        check=validation.positive,
+        doc="T > 0. At 0 the step length is 0 and no walk is left; use `SGLD` to optimise.",
+    )
 
     badge = "O(h)"
     not_sharded = ""
     side_by_side = ("stacked", "separate")
     not_differentiable = "its step is ±δ, whatever the gradient, so that nothing flows to what the gradient comes from"
     rule = staticmethod(sglrw_rule)
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        num_data: float,
-        *,
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        foreach: bool | None = None,
-        generator: torch.Generator | None = None,
-        **options: Unpack[SamplerOptions],
-    ):
-        super().__init__(params, arguments(locals()), generator=generator)
-
-    def _validate(self, group: dict[str, Any]) -> None:
-        super()._validate(group)
-        validation.positive("temperature", group["temperature"])
 
     @torch.no_grad()
     def clipped_share(self) -> list[float]:

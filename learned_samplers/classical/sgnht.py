@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from functools import partial
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations, kick, scalar_sqrt
-from learned_samplers.base.prior_mean import PriorMean
-from learned_samplers.base.sampler import Sampler, arguments
+from learned_samplers.base.sampler import MomentumSampler
+from learned_samplers.base.settings import setting
 
 MAX_FRICTION = 1.0  # of one step: the momentum is forgotten
 
@@ -51,7 +50,7 @@ def sgnht_rule(
     return parameter, momentum, ops.at_most(thermostat, MAX_FRICTION)
 
 
-class SGNHT(Sampler):
+class SGNHT(MomentumSampler):
     """`SGHMC` whose friction adapts, so that minibatch noise does not heat the chain.
 
     Source: Ding et al., Bayesian sampling using stochastic gradient thermostats, NeurIPS 2014: Nosé–Hoover; here
@@ -74,57 +73,32 @@ class SGNHT(Sampler):
     `SGHMC` is hotter by 1/a and an unbounded friction, as that of Ding et al., explodes. A lower ``lr``, a larger
     minibatch or a higher ``temperature`` helps.
 
-    Args:
-        params, lr, num_data, temperature, prior_precision, prior_mean, foreach, generator, options: as for `SGLD`;
-            temperature > 0.
-        momentum_decay: a in (0, 1], noise injected and first friction.
-        momentum_init: "zero", or "normal" to draw the first momentum from N(0, T).
-        thermostat_rate: κ > 0, change of the friction per step and unit of excess temperature. Ding et al. have κ =
-            lr/N, very slow for large N. At equilibrium ζ fluctuates with standard deviation about √(κ/d).
-
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
     """
 
+    temperature: float = setting(
+        default=1.0,
+        check=validation.non_negative,
+        check_new=validation.positive,
+        doc="T > 0; a cyclical schedule may bring it to 0.",
+    )
+    momentum_decay: float = setting(
+        default=0.1,
+        check=partial(validation.fraction, open_left=True),
+        doc="a in (0, 1], noise injected and first friction.",
+    )
+    thermostat_rate: float = setting(
+        default=0.01,
+        check=validation.positive,
+        doc="κ > 0, change of the friction per step and unit of excess temperature. Ding et al. have κ = lr/N, very "
+        "slow for large N. At equilibrium ζ fluctuates with standard deviation about √(κ/d).",
+    )
+
     badge = "O(h)"
     not_sharded = "its thermostat follows the mean of r² over a whole tensor"
     state_names = ("momentum", "thermostat")
-    hyperparameters = (
-        "lr",
-        "num_data",
-        "temperature",
-        "prior_precision",
-        "momentum_decay",
-        "thermostat_rate",
-    )
     rule = staticmethod(sgnht_rule)
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        num_data: float,
-        *,
-        momentum_decay: float = 0.1,
-        thermostat_rate: float = 0.01,
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        prior_mean: PriorMean = None,
-        momentum_init: str = "zero",
-        foreach: bool | None = None,
-        generator: torch.Generator | None = None,
-        **options: Unpack[SamplerOptions],
-    ):
-        super().__init__(params, arguments(locals()), generator=generator)
-
-    def _validate(self, group: dict[str, Any]) -> None:
-        super()._validate(group)
-        validation.momentum(group)
-        validation.positive("thermostat_rate", group["thermostat_rate"])
-
-    def _validate_new(self, group: dict[str, Any]) -> None:
-        super()._validate_new(group)
-        validation.positive("temperature", group["temperature"])  # a cyclical schedule may bring it to 0 for a while
 
     def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
         if name == "thermostat":

@@ -35,7 +35,7 @@ class WarmUp:
     def __init__(self, make: MakeOptimizer, groups: list[dict[str, Any]]):
         made, own = (make.func, make.keywords) if isinstance(make, functools.partial) else (make, {})
         self._is_sampler = isinstance(made, type) and issubclass(made, Sampler)
-        takes = inspect.signature(made).parameters if self._is_sampler else {}
+        takes = getattr(made, "declared", {})
         self._shared = tuple(name for name in _SHARED if name in takes and name not in own)
         listed = [self._of_group(group) for group in groups]
         self.optimizer = make(listed, **{name: listed[0][name] for name in self._shared})

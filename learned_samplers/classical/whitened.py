@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.matrices import (
     directions,
     renew_roots,
@@ -18,9 +17,9 @@ from learned_samplers.base.matrices import (
     warn_if_slow,
 )
 from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
-from learned_samplers.base.prior_mean import PriorMean
-from learned_samplers.base.sampler import Sampler, arguments
+from learned_samplers.base.sampler import MomentumSampler
 from learned_samplers.base.segments import matrix_sides
+from learned_samplers.base.settings import choice, setting
 from learned_samplers.base.step import GroupInputs, blocks
 from learned_samplers.classical.sghmc import sghmc_rule
 
@@ -40,18 +39,18 @@ def whitened_sghmc_rule(
     *,
     lr: Any,
     num_data: Any,
+    temperature: Any,
     prior_precision: Any,
+    momentum_decay: Any,
     direction_scale: Any,
     step: Any,
     ops: Operations = FUNCTIONAL,
-    **settings: Any,
 ) -> tuple[Any, Any, Any, Any]:
     """One step of `WhitenedSGHMC` as a pure function.
 
     m ← d·m + (1−d)·g;  D = `directions` of d·m + (1−d)·g;  `sghmc_rule`;  θ ← θ − s·√(lr/N₀)·D.
 
-    A tensor of shape (n, ...) is one matrix of n rows: there are no batch axes. ``step`` is the number of updates done,
-    ``settings`` are the temperature and momentum decay.
+    A tensor of shape (n, ...) is one matrix of n rows: there are no batch axes. ``step`` is the number of updates done.
     """
     average = ops.add(ops.scale(average, DECAY), gradient, 1 - DECAY)
     ahead = ops.combine(ops.affine(average, DECAY, 0.0), gradient, 1 - DECAY)
@@ -59,8 +58,18 @@ def whitened_sghmc_rule(
     direction = _directions(ahead, gradient, parameter, whitening, prior_precision / num_data)
     if ops is FUNCTIONAL:
         renew_roots_([whitening], step)
-    settings |= {"lr": lr, "num_data": num_data, "prior_precision": prior_precision, "ops": ops}
-    parameter, momentum = sghmc_rule(parameter, gradient, noise, momentum, **settings)
+    parameter, momentum = sghmc_rule(
+        parameter,
+        gradient,
+        noise,
+        momentum,
+        lr=lr,
+        num_data=num_data,
+        temperature=temperature,
+        prior_precision=prior_precision,
+        momentum_decay=momentum_decay,
+        ops=ops,
+    )
     parameter = ops.add(parameter, direction, -direction_scale * scalar_sqrt(lr / REFERENCE_DATA))
     return parameter, momentum, average, whitening
 
@@ -70,12 +79,12 @@ def _directions(ahead: Any, gradient: Any, parameter: Any, whitening: Any, decay
     if isinstance(parameter, Tensor):
         return _directions([ahead], [gradient], [parameter], [whitening], decay)[0]
     with torch.no_grad():
-        m, g, theta = ([x.reshape(matrix_sides(x.shape)) for x in each] for each in (ahead, gradient, parameter))
+        m, g, theta = ([x.reshape(matrix_sides(x.shape)) for x in tensors] for tensors in (ahead, gradient, parameter))
         update_covariances_(whitening, g)
         return [d.reshape(p.shape) for d, p in zip(directions(m, whitening, theta, decay), parameter, strict=True)]
 
 
-class WhitenedSGHMC(Sampler):
+class WhitenedSGHMC(MomentumSampler):
     """SGHMC and, beside it, a step of fixed length along each matrix's whitened, orthogonal momentum: it fits fast.
 
     With ε = √(lr/N), momentum decay a, ξ ~ N(0, I), d = 0.9, and each tensor as a matrix with its first axis for rows
@@ -103,14 +112,6 @@ class WhitenedSGHMC(Sampler):
     variance is 1.7 times the target's at lr·k/N = 0.05 and 7.8 times at 0.2; at a quarter of that lr 0.4 and 1.7.
     Average what it visits; for samples with a law use it as the warm-up of `AdaptedSGHMC`.
 
-    Args:
-        params, num_data, temperature, prior_precision, prior_mean, momentum_init, generator, options: as for `SGHMC`.
-        lr: the default is for networks that fit some thousand training examples in some hundred steps; 0.001 is better
-            with ten thousand and more. One step of the direction moves a weight by about s·√(lr/N₀), 0.001 by default.
-        momentum_decay: a in (0, 1], of r.
-        direction_scale: s, at 0 this is `SGHMC`.
-        foreach: as every sampler takes it; here tensors are always updated together.
-
     Beside the momentum it keeps m, and of each block of R two matrices: 1.6 numbers a weight for a ResNet-18. Where
     that is slow on a CPU it warns.
 
@@ -118,38 +119,38 @@ class WhitenedSGHMC(Sampler):
         ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
     """
 
+    lr: float = setting(
+        default=0.0005,
+        check=validation.non_negative,
+        check_new=validation.positive,
+        kw_only=False,
+        doc="the default is for networks that fit some thousand training examples in some hundred steps; 0.001 is "
+        "better with ten thousand and more. One step of the direction moves a weight by about s·√(lr/N₀), 0.001 by "
+        "default.",
+    )
+    num_data: float = setting(
+        default=None,
+        check=lambda name, value: validation.number_of_data(value),
+        kw_only=False,
+        shared=True,
+        doc="N, the number of training points; it must be given.",
+    )
+    direction_scale: float = setting(default=10.0, check=validation.non_negative, doc="s; at 0 this is `SGHMC`.")
+    foreach: bool | None = choice(
+        None, True, False, default=None, doc="as every sampler takes it; here tensors are always updated together."
+    )
+
     badge = "heuristic"
     not_sharded = "its direction is of whole matrices"
     not_differentiable = "the root of a covariance is not differentiated through"
     state_names = ("momentum", "average", "whitening")
-    hyperparameters = (*Sampler.hyperparameters, "momentum_decay", "direction_scale", "step")
     rule = staticmethod(whitened_sghmc_rule)
     needs_master_in_float16 = True
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float = 0.0005,
-        num_data: float | None = None,
-        *,
-        momentum_decay: float = 0.1,
-        direction_scale: float = 10.0,
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        prior_mean: PriorMean = None,
-        momentum_init: str = "zero",
-        foreach: bool | None = None,
-        generator: torch.Generator | None = None,
-        **options: Unpack[SamplerOptions],
-    ):
-        super().__init__(params, arguments(locals()), generator=generator)
-        every = [p for group in self.param_groups for p in group["params"]]
-        warn_if_slow(every, "WhitenedSGHMC moves along", "SGHMC is without it", stacklevel=3)
-
-    def _validate(self, group: dict[str, Any]) -> None:
-        super()._validate(group)
-        validation.momentum(group)
-        validation.non_negative("direction_scale", group["direction_scale"])
+    def start(self, params: Any, defaults: dict[str, Any]) -> None:
+        super().start(params, defaults)
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        warn_if_slow(parameters, "WhitenedSGHMC moves along", "SGHMC is without it")
 
     def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
         return state_shape(p.shape) if name == "whitening" else tuple(p.shape)
@@ -159,10 +160,10 @@ class WhitenedSGHMC(Sampler):
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         hyper = self.hyper(group)
-        some = [(p, g) for p, g in zip(inputs.params, inputs.gradients, strict=True) if p.numel()]
-        params, gradients = [p for p, _ in some], [g for _, g in some]
+        pairs = [(p, g) for p, g in zip(inputs.params, inputs.gradients, strict=True) if p.numel()]
+        params, gradients = [p for p, _ in pairs], [g for _, g in pairs]
         state = [[self.state_of(group, p, name) for p in inputs.params] for name in self.state_names]
-        state = [[x for x, p in zip(each, inputs.params, strict=True) if p.numel()] for each in state]
+        state = [[x for x, p in zip(tensors, inputs.params, strict=True) if p.numel()] for tensors in state]
         for block in blocks(params):
             noise = self.noise_for(params[block], hyper)
             self.rule(params[block], gradients[block], noise, *(x[block] for x in state), **hyper, ops=FOREACH)

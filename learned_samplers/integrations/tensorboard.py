@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from learned_samplers.base import validation
+from learned_samplers.base.norms import joint_norms
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
-from learned_samplers.base.step import joint_norms
 from learned_samplers.diagnostics import Exploration
 
 

@@ -68,7 +68,7 @@ def badge_of(
         return HEURISTIC, f"the measured bias at the smallest step size exceeds {LARGEST_BIAS:.0%}: {reason}"
     if law["sha256"] != sha256:
         return HEURISTIC, "the network has other weights than those that were measured"
-    ours, theirs = settings.as_dict(), law["settings"]
+    ours, theirs = settings.as_dict(), settings.current(law["settings"])
     for name in differences(ours, theirs):
         there = f"{theirs[name]!r}" if name in theirs else "nothing"
         return HEURISTIC, f"{name} is {ours.get(name)!r}, and the law was measured with {there}"

@@ -51,7 +51,8 @@ def sampler_from_card(
     """
     path = weights.find(source)
     sampler = registered(weights.load_card(path)["sampler"])
-    return sampler(params, lr, num_data, network=path, **keywords)
+    make: Any = sampler  # whose lr may be None: the card's
+    return make(params, lr, num_data, network=path, **keywords)
 
 
 class Card(dict[str, Any]):

@@ -14,27 +14,25 @@ has the law of SGHMC's. All that this form can learn is the rotation J − Jᵀ.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from learned_samplers.base import validation as check
-from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.guards.broken_off import putting_back
 from learned_samplers.base.guards.precision import without_autocast
 from learned_samplers.base.operations import FUNCTIONAL, as_number, scalar_sqrt
-from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
+from learned_samplers.base.settings import choice, keyword_of, setting
 from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.classical.full_data import OneLoss
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned.network import Phi, RuleArguments, value_and_slopes
 from learned_samplers.learned.sampler import LearnedSampler, gather, scatter
-from learned_samplers.learned.settings import LearnedSettings, choice, setting
+from learned_samplers.learned.settings import LearnedSettings
 
 #: The network's inputs: θ and ∇Ũ, each over its root mean square over the tensor.
 KINETIC_FEATURES = ("parameter", "energy_gradient")
@@ -52,10 +50,18 @@ class KineticSettings(LearnedSettings):
 
     sampler: ClassVar[str] = "KineticL2E"
 
-    feature_set: str = choice("kinetic", "kinetic")
-    mean_scale: float = setting(1.0, check.non_negative, doc="Factor on the learned mean of the momentum.")
-    hessian: str = choice("finite_difference", "finite_difference", "double_backward", "none", in_card=False)
-    probe_size: float = setting(1e-3, check.positive, in_card=False)
+    feature_set: str = choice("kinetic", default="kinetic")
+    mean_scale: float = setting(
+        default=1.0, check=check.non_negative, doc="Factor on the learned mean of the momentum."
+    )
+    hessian: str = choice(
+        "finite_difference",
+        "none",
+        default="finite_difference",
+        in_card=False,
+        doc='where the Hessian-vector product comes from: "finite_difference", or "none".',
+    )
+    probe_size: float = setting(default=1e-3, check=check.positive, in_card=False)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -91,11 +97,11 @@ def kinetic_mean(
 
 def _inputs(parameter: Tensor, gradient: Tensor, segments: Segments, share: Any) -> list[tuple[Tensor, Tensor]]:
     """Of θ and ∇Ũ/N = g + share·θ: the network's input c·z with c = rsqrt(mean z² + 10⁻⁵) over the tensor, and c."""
-    found = []
+    pairs = []
     for z in (parameter, gradient + parameter * share):
         factor = segments.expand(torch.rsqrt(segments.mean_square(z) + 1e-5))
-        found.append((z * factor, factor))
-    return found
+        pairs.append((z * factor, factor))
+    return pairs
 
 
 def kinetic_half_step(
@@ -200,25 +206,17 @@ class KineticL2E(LearnedSampler):
     - "finite_difference": (∇L(θ + δw) − ∇L(θ))/δ. One more call of the usual closure at each step, on the same
       minibatch; torch's random numbers are replayed for it, and a closure that takes the next minibatch from an
       iterator is refused after some twenty steps. Its error is O(δ).
-    - "double_backward": the closure returns the loss and does *not* call ``backward``; the product is exact. One more
-      backward pass through a graph twice as long, and the memory for it.
     - "none": the product is left out. No closure is needed, and the invariant law is no longer claimed: an ablation.
-
-    Args:
-        params, lr, num_data, temperature, prior_precision, momentum_decay: as for `L2E`.
-        momentum_init, foreach, generator, options: as for `L2E`, too.
-        network: as for `L2E`; "default" is the shipped "kinetic-l2e". The network has two inputs and one output.
-        hessian: "finite_difference" (the default), "double_backward" or "none".
-        settings: a dict of `KineticSettings`, where each is explained, or all of them.
 
     Raises:
         ValueError, TypeError: an argument is out of range, of a wrong type, or contradicts the network's card; a step
-            without a closure; a closure that called ``backward`` with ``hessian="double_backward"``.
+            without a closure.
     """
+
+    hessian: str | None = keyword_of(KineticSettings, "hessian")
 
     settings_class = KineticSettings
     not_sharded = "it evaluates the loss beside the present weights"
-    settings: KineticSettings
     claims_law = True
     default_network = "kinetic-l2e"
     state_names = ("momentum",)
@@ -226,64 +224,32 @@ class KineticL2E(LearnedSampler):
     #: The first half of the step is done beside the evaluation of the loss.
     half_precision = False
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float | None = None,
-        num_data: float | None = None,
-        *,
-        network: str | os.PathLike[str] | nn.Module | None = "default",
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        momentum_decay: float | None = None,
-        hessian: str | None = None,
-        settings: KineticSettings | dict[str, Any] | None = None,
-        momentum_init: str = "zero",
-        foreach: bool | None = None,
-        generator: torch.Generator | None = None,
-        **options: Unpack[SamplerOptions],
-    ):
-        self._begin_with(params, arguments(locals()), generator)
-
     def _begin(self) -> None:
         super()._begin()
         self.one_loss = OneLoss()
 
     @property
-    def hessian(self) -> str:
-        """How the Hessian-vector product is computed: "finite_difference", "double_backward" or "none"."""
-        return self.settings.hessian
-
-    @property
     def needs_closure(self) -> bool:  # type: ignore[override]
-        return self.hessian != "none"
+        return self.settings.hessian != "none"
 
     # ---------------------------------------------------------------- the step
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
         """Compute the gradients, the first half of the step, and the Hessian-vector product for the second half."""
-        replay = self.global_rng_state() if self.hessian == "finite_difference" else {}
-        loss = self.run(closure)
-        slopes = self._differentiable_gradients(loss) if self.hessian == "double_backward" else {}
-        evaluation = Evaluation(loss, self.collect_gradients())
+        replay = self.global_rng_state() if self.needs_closure else {}
+        evaluation = super().evaluate(closure)
         with self.restored_on_error() as evaluation.restore:
-            self._prepare(closure, evaluation, slopes, replay)
+            self._prepare(closure, evaluation, replay)
         return evaluation
 
-    def _prepare(
-        self,
-        closure: Callable[[], Any] | None,
-        evaluation: Evaluation,
-        slopes: dict[Tensor, Tensor],
-        replay: dict[str, Tensor],
-    ) -> None:
+    def _prepare(self, closure: Callable[[], Any] | None, evaluation: Evaluation, replay: dict[str, Tensor]) -> None:
         """Draw the noise and compute the new values, which `advance` then writes into the parameters and the state."""
         halves: list[_HalfStep] = []
         for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
             with without_autocast(self.param_groups):  # the closure alone is the user's
                 inputs.prepared = self._half_steps(group, inputs)
             halves += inputs.prepared
-        if self.hessian == "none":
+        if not self.needs_closure:
             return
         directions: dict[Tensor, Tensor] = {}
         for half in halves:
@@ -291,17 +257,10 @@ class KineticL2E(LearnedSampler):
             directions.update({p: w.reshape(p.shape) for p, w in zip(half.params, pieces, strict=True)})
         if not any(w.any() for w in directions.values()):
             return
-        if slopes:
-            with torch.enable_grad():
-                products = torch.autograd.grad(
-                    [slopes[p] for p in directions], list(directions), list(directions.values()), materialize_grads=True
-                )
-            product = dict(zip(directions, products, strict=True))
-        else:
-            assert closure is not None
-            product = self._probe(closure, directions, evaluation.loss, replay)
+        assert closure is not None
+        products = self._probe(closure, directions, evaluation.loss, replay)
         for half in halves:
-            half.force = half.force + gather([product[p] for p in half.params])
+            half.force = half.force + gather([products[p] for p in half.params])
 
     def _half_steps(self, group: dict[str, Any], inputs: GroupInputs) -> list[_HalfStep]:
         params, grads, hyper = inputs.params, inputs.gradients, self.hyper(group)
@@ -323,21 +282,6 @@ class KineticL2E(LearnedSampler):
             halves.append(_HalfStep(chosen, segments, theta, *parts))
         return halves
 
-    def _differentiable_gradients(self, loss: Any) -> dict[Tensor, Tensor]:
-        """∇L with its graph, and as ``p.grad`` without it."""
-        params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        reason = 'with hessian="double_backward" the closure must return the loss and not call backward() itself'
-        if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
-            raise ValueError(f"{reason}; it returned {loss!r}")
-        try:
-            with torch.enable_grad():
-                slopes = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True)
-        except RuntimeError as error:
-            raise ValueError(f"{reason} ({error})") from error
-        for p, slope in zip(params, slopes, strict=True):
-            p.grad = None if slope is None else slope.detach()
-        return {p: slope for p, slope in zip(params, slopes, strict=True) if slope is not None}
-
     def _probe(
         self, closure: Callable[[], Any], directions: dict[Tensor, Tensor], loss: Any, replay: dict[str, Tensor]
     ) -> dict[Tensor, Tensor]:
@@ -352,14 +296,14 @@ class KineticL2E(LearnedSampler):
                 p.add_(w, alpha=delta)
             self.set_rng_state(replay)
             other = self.run(closure, " at the probe")
-            found = {p: p.grad for p in before}
-            missing = [p for p, slope in found.items() if slope is None]
+            probed = {p: p.grad for p in before}
+            missing = [p for p, slope in probed.items() if slope is None]
             if missing:
                 raise ValueError(
-                    f"{len(missing)} of {len(found)} parameters, the first of shape {tuple(missing[0].shape)}, have a "
+                    f"{len(missing)} of {len(probed)} parameters, the first of shape {tuple(missing[0].shape)}, have a "
                     "gradient at the weights and none at the probe, where the closure is evaluated again"
                 )
-            slopes = {p: slope for p, slope in found.items() if slope is not None}
+            slopes = {p: slope for p, slope in probed.items() if slope is not None}
             pairs = [(directions[p], slope + before[p][1]) for p, slope in slopes.items()]
             self.one_loss.compare(self, loss, other, 0.5 * delta * sum((w * g).sum().item() for w, g in pairs))
             return {p: (slope - before[p][1]) / delta for p, slope in slopes.items()}

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from learned_samplers.base import matrices
 from learned_samplers.base import validation as check
-from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, IN_PLACE, kick, scalar_sqrt
-from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
+from learned_samplers.base.settings import choice, keyword_of, setting
 from learned_samplers.base.step import GroupInputs
 from learned_samplers.learned.features import FEATURE_SETS, FeatureSet, Kept, begin_late_
 from learned_samplers.learned.network import RuleArguments, network_at
 from learned_samplers.learned.sampler import LearnedSampler
-from learned_samplers.learned.settings import LearnedSettings, choice, setting
+from learned_samplers.learned.settings import LearnedSettings
 
-# The settings of one form alone, and what "by default" means for those whose default depends on it.
-_OF_ONE_FORM = {
-    "num_data_in_training": "residual",
-    "noise_multiplier": "paper",
-    "friction": "paper",
-}
+# The factors on the network's outputs, by form.
 _BY_FORM: dict[str, dict[str, Any]] = {
     "residual": {"alpha_scale": 0.1, "beta_scale": 1.0},
-    "paper": {"alpha_scale": 1e-3, "beta_scale": 1e-3, "noise_multiplier": 1.0, "friction": "equation6"},
+    "paper": {"alpha_scale": 1e-3, "beta_scale": 1e-3},
 }
 
 
@@ -56,52 +49,61 @@ class L2ESettings(LearnedSettings):
         total_steps: length of the run, for feature sets with its progress; it is of a run, not of the weights.
         averages_dtype: "bfloat16" keeps the running averages in half the memory, rounded so that the error averages
             out, and steps in torch rather than in compiled code.
-        noise_multiplier, friction: ν and C of the paper's form, see `l2e_rule`.
 
     Raises:
         ValueError, TypeError: a value is out of range or of a wrong type, or a setting belongs to the other form.
     """
 
     sampler: ClassVar[str] = "L2E"
+    retired: ClassVar[dict[str, Any]] = {"noise_multiplier": 1.0, "friction": "equation6"}
 
-    form: str = choice("residual", "residual", "paper", doc="SGHMC with learned terms, or Eq. 6 of the paper.")
-    feature_set: str = choice("paper", *FEATURE_SETS, doc="What the network sees.")
-    alpha_scale: float = setting(None, check.non_negative, optional=True, doc="Factor on the output α.")
-    beta_scale: float = setting(None, check.non_negative, optional=True, doc="Factor on the output β.")
+    form: str = choice("residual", "paper", default="residual", doc="SGHMC with learned terms, or Eq. 6 of the paper.")
+    feature_set: str = choice(*FEATURE_SETS, default="paper", doc="What the network sees.")
+    alpha_scale: float = setting(default=None, check=check.non_negative, optional=True, doc="Factor on the output α.")
+    beta_scale: float = setting(default=None, check=check.non_negative, optional=True, doc="Factor on the output β.")
     friction_scale: float = setting(
-        1.0, check.non_negative, doc="Share of the friction that acts on β; of Meta-SGMCMC and Precond-L2E s_D."
+        default=1.0,
+        check=check.non_negative,
+        doc="Share of the friction that acts on β; of Meta-SGMCMC and Precond-L2E s_D.",
     )
-    normalise_output: bool = setting(False, check.truth, doc="Divide β by its root mean square over the tensor.")
+    normalise_output: bool = setting(
+        default=False, check=check.truth, doc="Divide β by its root mean square over the tensor."
+    )
     gated: bool = setting(
-        False, check.truth, doc="Whether a third output γ multiplies β by exp(γ), γ held to ±6 (residual form)."
+        default=False,
+        check=check.truth,
+        doc="Whether a third output γ multiplies β by exp(γ), γ held to ±6 (residual form).",
     )
     attenuated: bool = setting(
-        False, check.truth, doc="Shorten the matrix direction where gradients fall below the prior's pull."
+        default=False,
+        check=check.truth,
+        doc="Shorten the matrix direction where gradients fall below the prior's pull.",
     )
     num_data_in_training: float | None = setting(
-        None, check.positive, optional=True, doc="N₀ at which the factor on β holds; it grows with the root of N/N₀."
+        default=None,
+        check=check.positive,
+        optional=True,
+        doc="N₀ at which the factor on β holds; it grows with the root of N/N₀.",
     )
     total_steps: int | None = setting(
-        None, check.integer, optional=True, in_card=False, doc="Length of the run, for feature sets with its progress."
+        default=None,
+        check=check.integer,
+        optional=True,
+        in_card=False,
+        doc="Length of the run, for feature sets with its progress.",
     )
-    averages_dtype: str = choice("float32", "float32", "bfloat16", in_card=False)
-    noise_multiplier: float | None = setting(
-        None, check.non_negative, optional=True, doc="Factor on the noise's variance (paper form)."
-    )
-    friction: str | None = choice(
-        None, "equation6", "algorithm2", doc="Friction of the paper form: a/ε (equation6) or a (algorithm2)."
-    )
+    averages_dtype: str = choice("float32", "bfloat16", default="float32", in_card=False)
 
     def __post_init__(self) -> None:
         check.one_of("form", self.form, _BY_FORM)
         for name, value in _BY_FORM[self.form].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        for name, form in _OF_ONE_FORM.items():
-            if form != self.form and getattr(self, name) is not None:
-                raise ValueError(
-                    f"{name} does not belong to this form of L2E, form={self.form!r}, got {getattr(self, name)!r}"
-                )
+        if self.form != "residual" and self.num_data_in_training is not None:
+            raise ValueError(
+                f"num_data_in_training does not belong to this form of L2E, form={self.form!r}, got "
+                f"{self.num_data_in_training!r}"
+            )
         super().__post_init__()
         if self.gated and (self.form != "residual" or self.normalise_output):
             raise ValueError(
@@ -120,7 +122,8 @@ class L2ESettings(LearnedSettings):
 
     def to_card(self) -> dict[str, Any]:
         card = super().to_card()
-        card["scales"] = {name: v for name, v in card["scales"].items() if _OF_ONE_FORM.get(name) in (None, self.form)}
+        if self.form != "residual":
+            del card["scales"]["num_data_in_training"]
         return card
 
     @property
@@ -164,14 +167,10 @@ def l2e_rule(
         θ ← θ + ε·(r + s_β·β(θ, r_new))
 
     that is, Eq. 6 of the paper with ∂g/∂r = r + s_β·β and ∂g/∂θ = (s_α/ε)·α. The paper's form is Eq. 6 as it stands,
-    with s_α = s_β = 10⁻³ and ν = ``noise_multiplier``:
+    with s_α = s_β = 10⁻³ and the friction C = a/ε, so that the noise has variance 2Cε·T:
 
-        r ← r − ε·[N·g + λθ + s_α·α(θ, r) + C·s_β·β(θ, r)] + √(2aνT)·ξ
+        r ← r − ε·[N·g + λθ + s_α·α(θ, r) + C·s_β·β(θ, r)] + √(2aT)·ξ
         θ ← θ + ε·s_β·β(θ, r_new)
-
-    The friction is C = a/ε with ``friction="equation6"`` (so that the noise has variance 2Cε·T = 2aT, as Eq. 6 has it),
-    or C = a with ``friction="algorithm2"`` (Algorithm 2 of the paper, noise of variance 2a). The published code is
-    ``friction="algorithm2", noise_multiplier=1e-3`` at ``num_data=50_000``, T = 1, momentum starting at zero.
 
     Args:
         parameter, gradient, noise, momentum: (..., d); gradient of the *mean* minibatch loss, noise standard normal or
@@ -203,10 +202,9 @@ def l2e_rule(
     force = dict(step_size=step_size, num_data=num_data, prior_precision=prior_precision)
     momentum = kick(momentum, parameter, gradient, **force, ops=ops)
     if noise is not None:
-        multiplier = 1.0 if residual else settings.noise_multiplier
-        momentum = ops.add(momentum, noise, scalar_sqrt(2 * momentum_decay * multiplier * temperature))
-    friction = momentum_decay * (step_size if settings.friction == "algorithm2" else 1.0) * settings.friction_scale
-    factors = (settings.alpha_scale * (1.0 if residual else step_size), beta_scale * friction)
+        momentum = ops.add(momentum, noise, scalar_sqrt(2 * momentum_decay * temperature))
+    friction = beta_scale * momentum_decay * settings.friction_scale
+    factors = (settings.alpha_scale * (1.0 if residual else step_size), friction)
     for output, factor in zip(outputs, factors, strict=False):
         momentum = ops.add(momentum, output, -factor)
 
@@ -220,19 +218,18 @@ class AveragingSampler(LearnedSampler):
 
     hyperparameters: ClassVar[tuple[str, ...]] = (*LearnedSampler.hyperparameters, "step")
     in_place: ClassVar[dict[str, Any]] = {"in_place": True}
-    settings: Any
     #: What the network sees.
-    feature_set: FeatureSet
+    feature_set: ClassVar[FeatureSet]
 
-    def _begin_with(self, params: Any, given: dict[str, Any], generator: torch.Generator | None) -> None:
-        super()._begin_with(params, given, generator)
+    def start(self, params: Any, defaults: dict[str, Any]) -> None:
+        super().start(params, defaults)
         if self.feature_set.matrix:
-            every = [p for group in self.param_groups for p in group["params"]]
+            parameters = [p for group in self.param_groups for p in group["params"]]
             instead = "Weights without it: network='l2e' of L2E"
-            matrices.warn_if_slow(every, f"{type(self).__name__}'s network sees", instead, stacklevel=4)
+            matrices.warn_if_slow(parameters, f"{type(self).__name__}'s network sees", instead)
 
     def _settled(self) -> None:
-        self.feature_set = FEATURE_SETS[self.settings.feature_set]
+        self.feature_set = FEATURE_SETS[self.settings.feature_set]  # type: ignore[misc]
         self.state_names = ("momentum", "averages", *(("whitening",) if self.feature_set.matrix else ()))  # type: ignore[misc]
 
     @property
@@ -285,8 +282,7 @@ class AveragingSampler(LearnedSampler):
     load_state_dict.__doc__ = LearnedSampler.load_state_dict.__doc__
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("feature_set", "state_names")}
-        return {**super().__getstate__(), **own}
+        return {**super().__getstate__(), "feature_set": self.feature_set, "state_names": self.state_names}
 
 
 class L2E(AveragingSampler):
@@ -314,10 +310,9 @@ class L2E(AveragingSampler):
         r ← r − ε·[∇Ũ + s·α(θ, r) + C·s·β(θ, r)] + √(2aT)·ξ,    C = a/ε
         θ ← θ + ε·s·β(θ, r_new)
 
-    Where paper and published code disagree the paper's rule is the default. The code's is ``form="paper",
-    num_data=50_000, settings={"friction": "algorithm2", "noise_multiplier": 1e-3}, momentum_init="zero"``: C = a, noise
-    of variance 2a·10⁻³; its ``step_mult`` is lr (its step size h is lr/50,000). (The paper also says that features have
-    "l2 norm 1"; root mean square 1 over the tensor is what the code does, and what is done here. Momentum starts from
+    Where paper and published code disagree this is the paper's rule. The code has C = a, N = 50,000, noise of variance
+    2a·10⁻³ and a momentum that starts at zero; its ``step_mult`` is lr. (The paper also says that features have "l2
+    norm 1"; root mean square 1 over the tensor is what the code does, and what is done here. Momentum starts from
     N(0, I) in the paper: ``momentum_init="normal"``.)
 
     Invariant law: none is claimed, and the average is one over a trajectory. Eq. 6 leaves the posterior invariant if α
@@ -325,24 +320,6 @@ class L2E(AveragingSampler):
     minibatch gradients and is not constrained to that. On Gaussians the default weights' variances are far from the
     target's whatever the step size (`pretrained.card("l2e-gated")`). `tools/ship.py` says how far given weights stray,
     and `learned_samplers.learned.measures.assumption_violation` by how much the assumption fails.
-
-    Args:
-        params: parameters, named parameters or parameter groups.
-        lr: learning rate of ordinary training; by default what the network's card recommends.
-        num_data: N, the number of training points.
-        network: name of shipped weights, path of a weight file, an ``nn.Module`` of ``nn.Linear`` layers with ReLU
-            between them, or None for fresh weights (last layer zero in the residual form). "default" is the shipped
-            "l2e-gated", or "l2e-paper" with ``form="paper"``. Sharded parameters need network="l2e".
-        temperature, prior_precision, generator, options: as for `SGLD`.
-        momentum_decay: a in (0, 1]; by default the card's, else 0.1.
-        total_steps: length of the run in steps, for networks that see the progress of a run (the default does), which
-            may then act by how much of it is over (a schedule in the network; lr stays as it is); by default None, not
-            known. A resumed chain must have the same.
-        form: "residual" or "paper"; by default the card's, else "residual".
-        settings: a dict of further ones of `L2ESettings`, where each is explained, such as ``{"beta_scale": 5.0}``;
-            what it leaves out is the card's, else the default. Or all of them, in an `L2ESettings`.
-        momentum_init: "zero", or "normal" to draw the first momentum from N(0, T).
-        foreach: as every sampler takes it; here tensors are always updated together.
 
     The default keeps a covariance of each weight matrix's inputs and its root (in blocks of at most 288 columns; none
     of a matrix with very many beside its rows, `learned_samplers.base.matrices.state_shape`), decomposes a tenth of the
@@ -353,30 +330,12 @@ class L2E(AveragingSampler):
             file that cannot be used is named with the reason. See `Sampler.step` for the errors of a step.
     """
 
+    total_steps: int | None = keyword_of(L2ESettings, "total_steps")
+    form: str | None = keyword_of(L2ESettings, "form")
+
     settings_class = L2ESettings
-    settings: L2ESettings
     flat_rule = staticmethod(l2e_rule)
     default_network = "l2e-gated"
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float | None = None,
-        num_data: float | None = None,
-        *,
-        network: str | os.PathLike[str] | nn.Module | None = "default",
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        momentum_decay: float | None = None,
-        total_steps: int | None = None,
-        form: str | None = None,
-        settings: L2ESettings | dict[str, Any] | None = None,
-        momentum_init: str = "zero",
-        foreach: bool | None = None,
-        generator: torch.Generator | None = None,
-        **options: Unpack[SamplerOptions],
-    ):
-        self._begin_with(params, arguments(locals()), generator)
-
-    def _shipped(self, own: dict[str, Any]) -> str | None:
-        return "l2e-paper" if own.get("form") == "paper" else self.default_network
+    def _shipped(self, asked: dict[str, Any]) -> str | None:
+        return "l2e-paper" if asked.get("form") == "paper" else self.default_network

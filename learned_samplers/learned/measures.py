@@ -85,14 +85,9 @@ def assumption_violation(
     step_size = scalar_sqrt(lr / num_data)
     per_step = 1.0 if settings.form == "residual" else step_size
     beta_scale = velocity_scale(settings, num_data)
-    unfelt = _friction(settings, momentum_decay, step_size) * (1 - settings.friction_scale) * beta_scale
+    unfelt = momentum_decay * (1 - settings.friction_scale) * beta_scale
     by_momentum = by_momentum * (settings.alpha_scale * per_step) - beta_by_momentum * unfelt
     return AssumptionViolation(by_momentum, by_parameter * (beta_scale * step_size))
-
-
-def _friction(settings: L2ESettings, momentum_decay: Any, step_size: Any) -> Any:
-    """What multiplies β in the learned friction of one step: ε·C."""
-    return step_size * momentum_decay if settings.friction == "algorithm2" else momentum_decay
 
 
 def term_contributions(
@@ -123,7 +118,7 @@ def term_contributions(
     beta_scale = velocity_scale(settings, num_data)
     step_size = scalar_sqrt(lr / num_data)
     residual = settings.form == "residual"
-    damping = _friction(settings, momentum_decay, step_size) * settings.friction_scale
+    damping = momentum_decay * settings.friction_scale
     terms = {
         "gradient": gradient * (step_size * num_data),
         "prior": parameter * (step_size * at["prior_precision"]),
@@ -134,7 +129,7 @@ def term_contributions(
     if residual:
         terms |= {"friction": momentum * momentum_decay, "momentum": moved}
     report = {name: term.square().mean(-1).sqrt() for name, term in terms.items()}
-    spread = scalar_sqrt(2 * momentum_decay * at["temperature"] * (1.0 if residual else settings.noise_multiplier))
+    spread = scalar_sqrt(2 * momentum_decay * at["temperature"])
     report["noise"] = torch.ones_like(report["alpha"]) * spread
     return report
 

@@ -93,7 +93,6 @@ class Fields:
     energy: Tensor
     slope: Tensor
     curl_clip: Any
-    absolute: bool
 
     def curl(self, energy: Tensor, momentum: Tensor, wanted: Sequence[int] = ()) -> tuple[Tensor, ...]:
         """Q at (u, r), and its derivatives in these of the two: zero where Q is clipped."""
@@ -103,10 +102,7 @@ class Fields:
 
     def friction(self, momentum: Tensor, wanted: Sequence[int] = ()) -> tuple[Tensor, ...]:
         """a·s_D·f_D at (u, r, γ), and its derivatives in these of the three."""
-        found = value_and_slopes(self.friction_phi, (self.energy, momentum, self.slope), wanted)
-        if not self.absolute:
-            return found
-        return found[0].abs(), *(slope * found[0].sign() for slope in found[1:])
+        return value_and_slopes(self.friction_phi, (self.energy, momentum, self.slope), wanted)
 
 
 def scaled_network(phi: Phi, scale: Any, offset: Any = 0.0) -> Phi:

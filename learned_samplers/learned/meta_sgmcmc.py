@@ -25,6 +25,7 @@ from learned_samplers.base import validation as check
 from learned_samplers.base.guards.side_by_side import refuse_one_loss
 from learned_samplers.base.operations import FUNCTIONAL, is_finite, scalar_sqrt
 from learned_samplers.base.segments import Segments
+from learned_samplers.base.settings import choice, setting
 from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.learned.meta_fields import (
     META_FEATURE_SETS,
@@ -40,7 +41,7 @@ from learned_samplers.learned.meta_fields import (
 )
 from learned_samplers.learned.network import Phi
 from learned_samplers.learned.sampler import LearnedSampler
-from learned_samplers.learned.settings import LearnedSettings, choice, setting
+from learned_samplers.learned.settings import LearnedSettings
 
 # Added to the mean squares of momentum and gradient before they are divided by. The first keeps a momentum that starts
 # at zero from steep slopes; it is exp(−½‖r‖²) that makes the momentum's scale 1 from the next step on.
@@ -56,7 +57,6 @@ class MetaSGMCMCSettings(LearnedSettings):
     """The settings of `MetaSGMCMC`.
 
     Args:
-        form: "signed" (f_D may lower the friction to 0) or "absolute" (|f_D|, as the published code has it).
         feature_set: "energy", the inputs u, r and γ; or "energy_rms", where r and γ are divided by their root mean
             squares over the tensor (γ = s_g·∇Ũ/rms(∇Ũ)) and Γ follows.
         curl_offset, curl_scale, curl_clip: β, s_Q, c_Q.
@@ -66,19 +66,25 @@ class MetaSGMCMCSettings(LearnedSettings):
     """
 
     sampler: ClassVar[str] = "MetaSGMCMC"
+    retired: ClassVar[dict[str, Any]] = {"form": "signed"}
     hidden: ClassVar[tuple[int, ...]] = (10,)
 
-    form: str = choice("signed", "signed", "absolute")
-    feature_set: str = choice("energy", *META_FEATURE_SETS, doc="What the networks see.")
-    curl_offset: float = setting(1.0, _any_number)
-    curl_scale: float = setting(1.0, check.non_negative)
-    friction_scale: float = setting(1.0, check.non_negative)
-    constant_friction: float = setting(0.0, check.fraction)
-    energy_scale: float = setting(1.0, check.non_negative, doc="Factor on what the networks see of the energy.")
-    gradient_scale: float = setting(1.0, check.non_negative, doc="Factor on what the networks see of the gradient.")
-    curl_clip: float = setting(5.0, check.positive)
-    friction_clip: float = setting(1.0, check.positive, doc="Bound on D, or the most that one step may damp.")
-    gradient_variance: float = setting(0.0, check.non_negative, in_card=False)
+    feature_set: str = choice(*META_FEATURE_SETS, default="energy", doc="What the networks see.")
+    curl_offset: float = setting(default=1.0, check=_any_number)
+    curl_scale: float = setting(default=1.0, check=check.non_negative)
+    friction_scale: float = setting(default=1.0, check=check.non_negative)
+    constant_friction: float = setting(default=0.0, check=check.fraction)
+    energy_scale: float = setting(
+        default=1.0, check=check.non_negative, doc="Factor on what the networks see of the energy."
+    )
+    gradient_scale: float = setting(
+        default=1.0, check=check.non_negative, doc="Factor on what the networks see of the gradient."
+    )
+    curl_clip: float = setting(default=5.0, check=check.positive)
+    friction_clip: float = setting(
+        default=1.0, check=check.positive, doc="Bound on D, or the most that one step may damp."
+    )
+    gradient_variance: float = setting(default=0.0, check=check.non_negative, in_card=False)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -131,8 +137,7 @@ def meta_sgmcmc_rule(
         settings: β, s_Q and c_Q are ``curl_offset``, ``curl_scale`` and ``curl_clip``; s_D, κ in [0, 1] and c_A, the
             most that one step may damp, ``friction_scale``, ``constant_friction`` and ``friction_clip``; s_u and s_g
             ``energy_scale`` and ``gradient_scale``; B ≥ 0, the variance of the noise in ∇Ũ, which is taken off the
-            noise that is drawn (to 0), ``gradient_variance``. The ``form`` "signed" takes f_D as it is, "absolute"
-            |f_D|, which only adds friction.
+            noise that is drawn (to 0), ``gradient_variance``. f_D may lower the friction to 0.
         detach_inputs: no gradient flows through the networks' inputs (energy, momentum, gradient), only through
             weights and states: the truncated back-propagation of the paper.
         segments: the tensors that lie in d, needed by the feature set "energy_rms": the networks then see r and ∇Ũ
@@ -168,7 +173,6 @@ def meta_sgmcmc_rule(
         seen(u).expand(momentum.shape),
         gradient_seen,
         settings.curl_clip,
-        absolute=settings.form == "absolute",
     )
     step_size = scalar_sqrt(lr / num_data)
 
@@ -233,27 +237,25 @@ class MetaSGMCMC(LearnedSampler):
     settings in use, as their card says; for other networks it is "heuristic". At ε = 0.05, where the rule is within 3 %
     of Gaussians, leaving out a part of Γ, or the published sign, put it off by 17 % and more.
 
-    Args:
-        params, lr, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator, options:
-            as for `L2E`.
-        network: "default" is the shipped "meta-sgmcmc". Else the name of shipped weights, path of a weight file, an
-            ``nn.Module`` laid out as `learned_samplers.learned.meta_fields.build_meta_network` does, or None for fresh
-            weights: `SGHMC`.
-        settings: a dict of `MetaSGMCMCSettings`, where each is explained, such as ``{"form": "absolute"}``; what it
-            leaves out is the card's, else the default. Or all of them, in a `MetaSGMCMCSettings`.
-
     Raises:
         ValueError, TypeError: an argument is out of range, of a wrong type, or contradicts the network's card; a step
             without a closure, or with one that returns no loss, or losses of a wrong shape.
         FloatingPointError: loss, energy or gradient are not finite; nothing has changed then.
     """
 
+    network: Any = setting(
+        default="default",
+        of_sampler=True,
+        doc='"default" is the shipped "meta-sgmcmc". Else the name of shipped weights, path of a weight file, an '
+        "``nn.Module`` laid out as `learned_samplers.learned.meta_fields.build_meta_network` does, or None for fresh "
+        "weights: `SGHMC`.",
+    )
+
     needs_closure = True
     reads_loss = True
     settings_class = MetaSGMCMCSettings
     side_by_side = ("stacked",)
     not_sharded = "its network sees the energy of all weights"
-    settings: MetaSGMCMCSettings
     claims_law = True
     default_network = "meta-sgmcmc"
     flat_rule = staticmethod(meta_sgmcmc_rule)

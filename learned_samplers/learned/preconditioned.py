@@ -10,10 +10,11 @@ from torch import Tensor
 
 from learned_samplers.base import validation as check
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
+from learned_samplers.base.settings import choice, setting
 from learned_samplers.learned.features import FEATURE_SETS, Kept
 from learned_samplers.learned.l2e import AveragingSampler
 from learned_samplers.learned.network import RuleArguments, network_at
-from learned_samplers.learned.settings import LearnedSettings, choice, setting
+from learned_samplers.learned.settings import LearnedSettings
 
 
 def _at_least_one(name: str, value: Any) -> None:
@@ -31,12 +32,12 @@ class PreconditionedSettings(LearnedSettings):
 
     sampler: ClassVar[str] = "PrecondL2E"
 
-    feature_set: str = choice("paper", *_SETS, doc="What the network sees.")
-    curl_scale: float = setting(1.0, check.non_negative, doc="Factor on log Q, or s_Q.")
-    friction_scale: float = setting(1.0, check.non_negative, doc="Factor on log D.")
-    curl_clip: float = setting(5.0, _at_least_one, doc="Bound on Q.")
-    friction_clip: float = setting(100.0, _at_least_one, doc="Bound on D.")
-    averages_dtype: str = choice("float32", "float32", "bfloat16", in_card=False)
+    feature_set: str = choice(*_SETS, default="paper", doc="What the network sees.")
+    curl_scale: float = setting(default=1.0, check=check.non_negative, doc="Factor on log Q, or s_Q.")
+    friction_scale: float = setting(default=1.0, check=check.non_negative, doc="Factor on log D.")
+    curl_clip: float = setting(default=5.0, check=_at_least_one, doc="Bound on Q.")
+    friction_clip: float = setting(default=100.0, check=_at_least_one, doc="Bound on D.")
+    averages_dtype: str = choice("float32", "bfloat16", default="float32", in_card=False)
     #: Settings of L2E that are not for this rule, or of no use to its feature sets.
     attenuated: ClassVar[bool] = False
     normalise_output: ClassVar[bool] = False
@@ -113,16 +114,9 @@ class PrecondL2E(AveragingSampler):
     Invariant law: none. A Q or D that changes with the state moves the law unless the terms Γ of the complete recipe
     (Ma, Chen and Fox, 2015) are added, which the ablation leaves out.
 
-    Args:
-        params, lr, num_data, temperature, prior_precision, momentum_decay: as for `L2E`.
-        momentum_init, foreach, generator, options: as for `L2E`, too.
-        network: as for `L2E`; no weights are shipped, so that "default" is None, fresh weights.
-        settings: a dict of `PreconditionedSettings`, where each is explained, or all of them.
-
     Raises:
         ValueError, TypeError: an argument is out of range, of a wrong type, or contradicts the network's card.
     """
 
     settings_class = PreconditionedSettings
-    settings: PreconditionedSettings
     flat_rule = staticmethod(l2e_precond_rule)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Unpack
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from learned_samplers.base import validation as check
-from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.guards.precision import working_dtype
-from learned_samplers.base.sampler import Sampler, arguments
+from learned_samplers.base.sampler import MomentumSampler
 from learned_samplers.base.segments import Segments
+from learned_samplers.base.settings import choice, setting
 from learned_samplers.base.step import GroupInputs, blocks
 from learned_samplers.learned.badge import HEURISTIC, badge_of
 from learned_samplers.learned.network import Phi, check_forward, flatten, layers_of, shapes_of
@@ -31,13 +31,48 @@ REGISTRY: dict[str, type[LearnedSampler]] = {}
 _AT_ONCE_ON_CPU, _AT_ONCE_ON_GPU = 1 << 19, 1 << 22
 
 
-class LearnedSampler(Sampler):
+class LearnedSampler(MomentumSampler):
     """Base class of samplers whose update holds a small network, applied to each weight by itself.
 
     Subclasses set `settings_class`, which makes them known under their name, and `flat_rule`. The network is in the
     parameters' dtype, is never part of ``param_groups``, and a state dict names it by a fingerprint: a chain is never
     resumed with other weights or settings than its own.
     """
+
+    lr: float | None = setting(  # type: ignore[assignment]
+        default=None,
+        check=check.non_negative,
+        check_new=check.positive,
+        kw_only=False,
+        doc="learning rate of ordinary training; by default what the network's card recommends.",
+    )
+    num_data: float = setting(
+        default=None,
+        check=lambda name, value: check.number_of_data(value),
+        kw_only=False,
+        shared=True,
+        doc="N, the number of training points; it must be given.",
+    )
+    network: Any = setting(
+        default="default",
+        of_sampler=True,
+        doc="name of shipped weights, path of a weight file, an ``nn.Module`` of ``nn.Linear`` layers with ReLU "
+        'between them, or None for fresh weights. "default" is what the class ships, if anything.',
+    )
+    settings: Any = setting(
+        default=None,
+        of_sampler=True,
+        doc="a dict of further settings, those of `settings_class`, where each is explained; what it leaves out is the "
+        "card's, else the default. Or all of them, in an instance of that class.",
+    )
+    momentum_decay: float | None = setting(  # type: ignore[assignment]
+        default=None,
+        check=partial(check.fraction, open_left=True),
+        doc="a in (0, 1]; 1 − a is SGD's momentum, and may be given as ``momentum=``; by default the card's, else 0.1.",
+    )
+    foreach: bool | None = choice(
+        None, True, False, default=None, doc="as every sampler takes it; here tensors are always updated together."
+    )
 
     #: The dataclass of its settings.
     settings_class: ClassVar[type[LearnedSettings]]
@@ -53,79 +88,58 @@ class LearnedSampler(Sampler):
     in_place: ClassVar[dict[str, Any]] = {}
     #: The shipped weights that ``network="default"`` means.
     default_network: ClassVar[str | None] = None
-    #: The settings in use, of the whole sampler; lr, temperature and the like stand in the parameter groups.
-    settings: LearnedSettings
-    #: The network in use; its ``nn.Linear`` layers in order are the weights.
-    network: nn.Module
     #: The card of the weights, {} if they came without one.
-    card: dict[str, Any]
+    card: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if "settings_class" not in cls.__dict__:
             return
-        name, known = getattr(cls.settings_class, "sampler", None), REGISTRY.get(cls.__name__)
+        name, registered = getattr(cls.settings_class, "sampler", None), REGISTRY.get(cls.__name__)
         if name != cls.__name__:
             raise TypeError(f"{cls.settings_class.__name__}.sampler must be {cls.__name__!r}, got {name!r}")
         # A class may be defined anew where it stood before, as in a notebook.
-        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise TypeError(f"there is a learned sampler {name} already, in {known.__module__}")
+        if registered and (registered.__module__, registered.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TypeError(f"there is a learned sampler {name} already, in {registered.__module__}")
         REGISTRY[cls.__name__] = cls
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float | None = None,
-        num_data: float | None = None,
-        *,
-        network: str | os.PathLike[str] | nn.Module | None = "default",
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        momentum_decay: float | None = None,
-        settings: Any = None,
-        momentum_init: str = "zero",
-        foreach: bool | None = None,
-        generator: torch.Generator | None = None,
-        **options: Unpack[SamplerOptions],
-    ):
-        self._begin_with(params, arguments(locals()), generator)
-
-    def _begin_with(self, params: Any, given: dict[str, Any], generator: torch.Generator | None) -> None:
-        """``given`` are the arguments: the network, the settings (None: by default), the groups' defaults."""
-        network, settings = given.pop("network"), given.pop("settings")
-        own = {name: given.pop(name) for name in self.settings_class.names() if name in given}
-        own = self.settings_class.asked(settings, **own)
+    def prepare(self, params: Any, values: dict[str, Any]) -> dict[str, Any]:
+        """Find the network and its settings, by what was asked for, the card, and the defaults, in this order."""
+        network, settings = values["network"], values["settings"]
+        keywords = {name: values[name] for name in self.settings_class.names() if name in values}
+        asked = self.settings_class.asked(settings, **keywords)
         if isinstance(network, str) and network == "default":
-            network = self._shipped(own)
-        asked = {name: own[name] for name in ("form", "feature_set") if name in own}
-        module, self.card = resolve(network, self.settings_class, **asked)
-        self.settings = self.settings_class.from_card(self.card, **own)
-        if isinstance(settings, LearnedSettings):
-            self.settings = settings
+            network = self._shipped(asked)
+        of_weights = {name: asked[name] for name in ("form", "feature_set") if name in asked}
+        module, self.card = resolve(network, self.settings_class, **of_weights)  # type: ignore[misc]
+        if not isinstance(settings, LearnedSettings):
+            settings = self.settings_class.from_card(self.card, **asked)
+        self.settings = settings
         self._settled()
         self._fresh = module is None
         if module is None:
-            module = self.settings.fresh_network(generator=torch.Generator().manual_seed(0))
+            module = settings.fresh_network(generator=torch.Generator().manual_seed(0))
         phi = layers_of(module)
-        self.settings.check_network(phi)
+        settings.check_network(phi)
         check_forward(module)
         if not all(part.isfinite().all() for pair in phi for part in pair):
             raise ValueError("network must have finite weights")
         recommended = {"lr": None, "momentum_decay": 0.1, **self.card.get("defaults", {})}
-        for name, value in recommended.items():
-            given[name] = value if given[name] is None else given[name]
-        if given["lr"] is None:
+        chosen = {name: value if values[name] is None else values[name] for name, value in recommended.items()}
+        if chosen["lr"] is None:
             raise ValueError("lr must be given: the network comes without a card that recommends one, got None")
-        super().__init__(params, given, generator=generator)
-        everything = [p for group in self.param_groups for p in group["params"]]
-        first = next((p for p in everything if p.is_floating_point()), everything[0])  # others are frozen
-        weight = phi[0][0]
-        dtype = working_dtype(self.param_groups[0], first)
-        if (weight.dtype, weight.device) != (dtype, first.device):
-            module = copy.deepcopy(module).to(dtype=dtype, device=first.device)
-        self.network = module
+        in_use = {name: getattr(settings, name) for name in keywords}
+        return {**super().prepare(params, values), **chosen, **in_use, "network": module, "settings": settings}
 
-    def _shipped(self, own: dict[str, Any]) -> str | None:
+    def start(self, params: Any, defaults: dict[str, Any]) -> None:
+        super().start(params, defaults)
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        first = next((p for p in parameters if p.is_floating_point()), parameters[0])  # others are frozen
+        weight, dtype = layers_of(self.network)[0][0], working_dtype(self.param_groups[0], first)
+        if (weight.dtype, weight.device) != (dtype, first.device):
+            self.network = copy.deepcopy(self.network).to(dtype=dtype, device=first.device)
+
+    def _shipped(self, asked: dict[str, Any]) -> str | None:
         """The name of the shipped weights that ``network="default"`` means with these settings, None for fresh ones."""
         return self.default_network
 
@@ -149,10 +163,6 @@ class LearnedSampler(Sampler):
         moved, *changed = after
         kept = zip(self.state_names, changed, strict=True)
         return moved.reshape(shape), *(x.reshape(self.state_shape(name, parameter)) for name, x in kept)
-
-    def _validate(self, group: dict[str, Any]) -> None:
-        super()._validate(group)
-        check.momentum(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         for name in self.settings_class.names():
@@ -273,11 +283,11 @@ class LearnedSampler(Sampler):
         theirs, ours = header.get("network"), self.fingerprint()
         if not isinstance(theirs, dict):
             raise ValueError(f"state_dict does not say which network it is of: network is {theirs!r:.60}")
-        saved, own = theirs.get("settings", {}), ours["settings"]
-        for name in differences(own, saved):
+        saved, settings = self.settings.current(theirs.get("settings", {})), ours["settings"]
+        for name in differences(settings, saved):
             raise ValueError(
                 f"state_dict is of a chain with other settings: {name} is {saved.get(name)!r} there, "
-                f"{own.get(name)!r} here: make the sampler with the chain's network= and settings"
+                f"{settings.get(name)!r} here: make the sampler with the chain's network= and settings"
             )
         if theirs.get("sha256") != ours["sha256"]:
             raise ValueError(
@@ -286,8 +296,8 @@ class LearnedSampler(Sampler):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("network", "settings", "card", "_fresh")}
-        return {**super().__getstate__(), **own}
+        names = ("network", "settings", "card", "_fresh", *(set(self.settings_class.names()) & self.declared.keys()))
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in names}}
 
 
 # -------------------------------------------------------------------- flat buffers

@@ -6,40 +6,19 @@ meta-training, the measures, the command line and the weight card all read it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
 
-from learned_samplers.base import validation as check
 from learned_samplers.base.operations import as_number
+from learned_samplers.base.settings import setting, settings_of
 from learned_samplers.learned.network import Phi, build_network
 
 #: Fields that a card has at its top; the other ones stand under its "scales".
 _AT_THE_TOP = ("form", "feature_set")
-
-
-def setting(
-    default: Any, checked: Callable[[str, Any], None], *, doc: str = "", in_card: bool = True, optional: bool = False
-) -> Any:
-    """A field of a settings class.
-
-    Args:
-        default: its default value; None needs ``optional``.
-        checked: called with the name and the value, raises ValueError or TypeError; numbers are kept as plain ones.
-        doc: one line for the command line.
-        in_card: whether the weights were trained with it; if not it is the user's choice, as the way to a derivative.
-        optional: whether None is a value.
-    """
-    return field(default=default, metadata={"checked": checked, "doc": doc, "in_card": in_card, "optional": optional})
-
-
-def choice(default: str | None, *choices: str, doc: str = "", in_card: bool = True) -> Any:
-    """A `setting` that is one of some words."""
-    return setting(default, partial(check.one_of, choices=choices), doc=doc, in_card=in_card, optional=default is None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +35,9 @@ class LearnedSettings:
     hidden: ClassVar[tuple[int, ...]] = (32, 32)
     #: What a last layer of zeros makes of the sampler.
     at_zero: ClassVar[str] = "the update is that of SGHMC"
-    feature_set: str = ""
+    #: Settings of before, and the one value that is left of each: cards and states may still name them.
+    retired: ClassVar[dict[str, Any]] = {}
+    feature_set: str = setting(default="", check=lambda name, value: None)
 
     @property
     def zero_is_base(self) -> bool:
@@ -64,22 +45,33 @@ class LearnedSettings:
         return True
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for name, declared in settings_of(type(self)).items():
+            value = getattr(self, name)
             if isinstance(value, torch.dtype):
                 value = str(value).removeprefix("torch.")
-            if not (value is None and each.metadata["optional"]):
-                each.metadata["checked"](each.name, value)
+            declared.validate(value)
             if isinstance(value, torch.Tensor):
                 value = as_number(value)
             if value is not None and not isinstance(value, str) and type(value) not in (int, float, bool):
                 value = float(value)
-            object.__setattr__(self, each.name, value)
+            object.__setattr__(self, name, value)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The settings that this sampler has."""
-        return tuple(each.name for each in fields(cls))
+        return tuple(one.name for one in fields(cls))
+
+    @classmethod
+    def current(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Settings of a card or a saved state without those that are retired.
+
+        Raises:
+            ValueError: a retired setting has another value than the one that is left.
+        """
+        for name, value in cls.retired.items():
+            if values.get(name, value) not in (value, None):
+                raise ValueError(f"{name}={values[name]!r} of {cls.sampler} is no longer offered; {value!r} is left")
+        return {name: value for name, value in values.items() if name not in cls.retired}
 
     @classmethod
     def asked(cls, settings: Any, **keywords: Any) -> dict[str, Any]:
@@ -132,18 +124,18 @@ class LearnedSettings:
         Raises:
             ValueError, TypeError: as `given`.
         """
-        named = {name: card[name] for name in _AT_THE_TOP if name in card}
-        of_a_run = {each.name for each in fields(cls) if not each.metadata["in_card"]} & set(card.get("scales", {}))
+        named = cls.current({name: card[name] for name in _AT_THE_TOP if name in card} | card.get("scales", {}))
+        of_a_run = {name for name, one in settings_of(cls).items() if not one.in_card} & set(card.get("scales", {}))
         if of_a_run:
             raise ValueError(f"the card's scales hold {', '.join(sorted(of_a_run))}, which belong to a run")
         chosen = {name: value for name, value in values.items() if value is not None}
-        return cls.given(**{**named, **card.get("scales", {}), **chosen})
+        return cls.given(**{**named, **chosen})
 
     def to_card(self) -> dict[str, Any]:
         """The fields of a weight card that say how the network is used: which sampler, inputs and scales."""
-        own = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata["in_card"]}
-        top = {name: own.pop(name) for name in _AT_THE_TOP if name in own}
-        return {"sampler": self.sampler, **top, "features": list(self.features), "scales": own}
+        scales = {name: getattr(self, name) for name, one in settings_of(type(self)).items() if one.in_card}
+        top = {name: scales.pop(name) for name in _AT_THE_TOP if name in scales}
+        return {"sampler": self.sampler, **top, "features": list(self.features), "scales": scales}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name, for state dicts and checkpoints."""
@@ -183,7 +175,7 @@ class LearnedSettings:
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
     """The names in which two dicts of settings differ, in order."""
-    return [name for name in (*ours, *(each for each in theirs if each not in ours)) if _differ(name, ours, theirs)]
+    return [name for name in (*ours, *(name for name in theirs if name not in ours)) if _differ(name, ours, theirs)]
 
 
 def _differ(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> bool:

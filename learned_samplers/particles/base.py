@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.base.guards import broken_off, misuse, replicas
+from learned_samplers.base.guards import broken_off, hyperparameters, replicas, resumed
 from learned_samplers.base.guards.precision import without_autocast
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
@@ -72,7 +72,6 @@ class ParticleSampler(Sampler):
     side_by_side = ()
     not_sharded = "particles are compared as whole sets of weights"
     structural = ("task",)
-    group_options: ClassVar[dict[str, Any]] = {}
     needs_closure = True
     takes_prior_mean = False
     #: Whether the closure returns (K, M) losses of K targets; one target has (M,).
@@ -102,13 +101,17 @@ class ParticleSampler(Sampler):
                 "base_optimizer must make an optimizer from a list of parameter groups, such as torch.optim.Adam, got "
                 f"{base_optimizer!r}"
             )
-        super().__init__(params, {"task": None, "shared": None, **defaults}, generator=generator)
+        self.declared["generator"].validate(generator)
+        self.generator, self.distributed = generator, "auto"
+        self.start(validation.in_order(params), {"task": None, "shared": None, "prior_mean": None, **defaults})
         if base_optimizer is not None:
             self.base_optimizer = base_optimizers.make(base_optimizer, self.param_groups)
 
     # ---------------------------------------------------------------- arguments
 
-    def _validate(self, group: dict[str, Any]) -> None:
+    def check_group(self, group: dict[str, Any], *, new: bool = False) -> None:
+        if new:
+            validation.positive("lr", group["lr"])
         for name in ("lr", "temperature", "prior_precision"):
             validation.non_negative(name, group[name])
         validation.number_of_data(group["num_data"])
@@ -175,12 +178,12 @@ class ParticleSampler(Sampler):
         """
         broken_off.refuse(self)
         if self.saved_weights is not None:
-            misuse.other_weights(self)
+            resumed.other_weights(self)
         self._validate_groups()
         self._refuse_replicas()
         if closure is None:
             raise ValueError(f"{type(self).__name__}.step needs a closure that returns the losses, got None")
-        with broken_off.Attempt(self) as attempt:
+        with broken_off.attempt(self) as attempt:
             with torch.enable_grad():
                 result = closure()
             self._new_weights = None
@@ -221,7 +224,7 @@ class ParticleSampler(Sampler):
             )
 
     def _validate_groups(self) -> None:
-        self.changed_hyperparameters(self)
+        hyperparameters.check_changed(self)
         for group in self.param_groups:
             validation.same_in_all_groups(self, group, ("num_data", "temperature"))
 

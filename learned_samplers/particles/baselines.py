@@ -137,8 +137,8 @@ class ParetoMTL(IndependentSampler):
         # A plain list in the group, which torch's state dict carries as it is.
         self.param_groups[0]["feasible"] = [False] * self.num_particles
 
-    def _validate(self, group: dict[str, Any]) -> None:
-        super()._validate(group)
+    def check_group(self, group: dict[str, Any], *, new: bool = False) -> None:
+        super().check_group(group, new=new)
         real = [p for p in group.get("params", ()) if isinstance(p, Tensor) and p.is_floating_point()]
         feasible, count = group.get("feasible"), len(real[0]) if real else 0
         if feasible is not None and real and (not isinstance(feasible, list) or len(feasible) != count):

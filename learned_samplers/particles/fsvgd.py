@@ -75,8 +75,8 @@ class FSVGD(ParticleSampler):
         defaults = dict(lr=lr, num_data=num_data, temperature=temperature, prior_precision=0.0, likelihood=False)
         super().__init__(params, defaults, base_optimizer=base_optimizer, generator=generator)
 
-    def _validate(self, group: dict[str, Any]) -> None:
-        super()._validate(group)
+    def check_group(self, group: dict[str, Any], *, new: bool = False) -> None:
+        super().check_group(group, new=new)
         validation.one_of("likelihood", group["likelihood"], (True, False))
         if group["prior_precision"] != 0:
             raise ValueError(

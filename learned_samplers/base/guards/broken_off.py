@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
 def refuse(sampler: Any) -> None:
-    """Raise RuntimeError where an update was broken off in the middle and no state was loaded since."""
+    """Raise RuntimeError if an update was broken off in the middle and no state was loaded since."""
     if getattr(sampler, "broken_off", False):
         raise RuntimeError(
             f"a step of {type(sampler).__name__} was broken off in the middle, so that its weights and its state no "
@@ -24,34 +25,74 @@ def refuse(sampler: Any) -> None:
         )
 
 
+def dispatch_mode_is_active() -> bool:
+    """Whether a ``TorchDispatchMode`` intercepts operations, in which some raise no version of what they write."""
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
 class Attempt:
-    """A step under way. Within it an error puts the generators back, and what the update has not written yet.
+    """A step under way: what it found, to be put back if it fails.
 
     Args:
         sampler: the one that steps; it is marked if its update had begun to write.
     """
 
     def __init__(self, sampler: Any):
-        self.sampler = sampler
-        self._noise = [sampler.rng_state()]
-        if sampler.generator is not None:
-            self._noise.append(sampler.global_rng_state())  # the closure's dropout draws on it
-        self._update: _BeforeUpdate | None = None
+        self.sampler, self.evaluation = sampler, None
+        self.states: list[Any] | None = None
 
     def begins_update(self, evaluation: Any = None) -> None:
-        """All that is left is the update, of this evaluation."""
-        self._update = _BeforeUpdate(self.sampler, evaluation)
+        """Remember which tensors there are, and the version of each: all that is left is the update."""
+        sampler, self.evaluation = self.sampler, evaluation
+        states = [sampler.state, *(optimizer.state for optimizer in sampler.inner_optimizers())]
+        self.states = [(state, {p: tensors.copy() for p, tensors in state.items()}) for state in states]
+        self.params = [p for group in sampler.param_groups for p in group["params"]]
+        self.versions = self._versions()
 
-    def __enter__(self) -> Attempt:
-        return self
+    def _versions(self) -> list[int] | None:
+        """Versions of all tensors that an update may write.
 
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        if kind is None:
-            return
-        if self._update is not None and not self._update.restored():
-            self.sampler.broken_off = True
-        for states in self._noise:
-            self.sampler.set_rng_state(states)
+        None where they cannot be known: in other processes, of tensors made in ``torch.inference_mode``, and while a
+        dispatch mode is active (``FlopCounterMode``, profilers), in which some operations raise no version.
+        """
+        if self.sampler.mesh is not None or dispatch_mode_is_active():
+            return None
+        kept = [tensors for _, before in self.states or () for tensors in before.values()]
+        tensors = [x for state in kept for x in state.values() if isinstance(x, Tensor)]
+        try:
+            return [x._version for x in (*self.params, *tensors)]
+        except RuntimeError:
+            return None
+
+    def restored(self) -> bool:
+        """Whether all is as it was, once state that was made or put in another's place since is taken away."""
+        if self.states is None or getattr(self.evaluation, "undone", False):
+            return True
+        if self.versions is None or self.versions != self._versions():
+            return False
+        for state, before in self.states:
+            state.clear()
+            state.update(before)
+        if self.evaluation is not None and self.evaluation.restore is not None:
+            self.evaluation.restore()
+        return True
+
+
+@contextmanager
+def attempt(sampler: Any) -> Iterator[Attempt]:
+    """A step: an error in it puts the generators back, and marks the chain if the update had begun to write."""
+    noise = [sampler.rng_state()]
+    if sampler.generator is not None:
+        noise.append(sampler.global_rng_state())  # the closure's dropout draws on it
+    step = Attempt(sampler)
+    try:
+        yield step
+    except BaseException:
+        if not step.restored():
+            sampler.broken_off = True
+        for states in noise:
+            sampler.set_rng_state(states)
+        raise
 
 
 @contextmanager
@@ -62,38 +103,3 @@ def putting_back(sampler: Any) -> Iterator[None]:
     except BaseException:
         sampler.broken_off = True
         raise
-
-
-class _BeforeUpdate:
-    """What an update finds: no copy of a tensor, but which there are, and the version of each."""
-
-    def __init__(self, sampler: Any, evaluation: Any):
-        self.sampler, self.evaluation = sampler, evaluation
-        states = [sampler.state, *(optimizer.state for optimizer in sampler.inner_optimizers())]
-        self.states = [(state, {p: own.copy() for p, own in state.items()}) for state in states]
-        self.params = [p for group in sampler.param_groups for p in group["params"]]
-        self.versions = self._versions()
-
-    def _versions(self) -> list[int] | None:
-        """None where it cannot be known: in other processes, or of tensors made in ``torch.inference_mode``."""
-        if self.sampler.mesh is not None:
-            return None
-        known = [own for _, before in self.states for own in before.values()]
-        tensors = [x for own in known for x in own.values() if isinstance(x, Tensor)]
-        try:
-            return [x._version for x in (*self.params, *tensors)]
-        except RuntimeError:
-            return None
-
-    def restored(self) -> bool:
-        """Whether all is as it was, once state that was made or put in another's place since is taken away."""
-        if getattr(self.evaluation, "undone", False):
-            return True
-        if self.versions is None or self.versions != self._versions():
-            return False
-        for state, before in self.states:
-            state.clear()
-            state.update(before)
-        if self.evaluation is not None and self.evaluation.restore is not None:
-            self.evaluation.restore()
-        return True

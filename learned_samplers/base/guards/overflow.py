@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -10,8 +11,9 @@ from torch import Tensor
 from learned_samplers.base import sharding
 
 
-def undone(sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
-    """Apply the rule, and undo it if a parameter or a state is not finite after it, or if it fails.
+@contextmanager
+def undone(sampler: Any, evaluation: Any) -> Iterator[None]:
+    """Within it an update is undone if a parameter or a state is not finite after it, or if it fails.
 
     Raises:
         FloatingPointError: one is not finite; nothing has changed.
@@ -23,7 +25,7 @@ def undone(sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
     states = {p: {name: x.clone() for name, x in sampler.state[p].items()} for p in everything}
     try:
         with sampler.restored_on_error():
-            rule()
+            yield
             subject = next(_not_finite(sampler, set(params)), "")
             if sharding.anywhere(subject, sampler.mesh):
                 subject = subject or "a part in another process"

@@ -14,8 +14,8 @@ Memory for each weight: 4 bytes for the master, and 4 instead of 2 for each numb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -40,35 +40,36 @@ def working_dtype(group: dict[str, Any], p: Tensor) -> torch.dtype:
 def validate(sampler: Any, group: dict[str, Any], params: list[Tensor]) -> None:
     """Raise ValueError where ``master_weights`` or the sampler cannot have the dtype of a parameter."""
     wanted = group.get("master_weights", False)
-    own = type(sampler).__name__
+    name = type(sampler).__name__
     for p in params:
         if wanted is True and p.dtype not in HALF:
             raise ValueError(f"master_weights=True is for bfloat16 and float16 parameters, got {p.dtype}")
         if p.dtype in HALF and wanted is not False and not sampler.half_precision:
             raise ValueError(
-                f"{own} cannot sample parameters of {p.dtype}: it evaluates the loss beside the present weights, which "
-                "rounding moves. Keep float32 parameters and compute under torch.autocast"
+                f"{name} cannot sample parameters of {p.dtype}: it evaluates the loss beside the present weights, "
+                "which rounding moves. Keep float32 parameters and compute under torch.autocast"
             )
         if p.dtype == torch.float16 and wanted is False:
             small = float(group.get("eps", 1.0))
             if sampler.needs_master_in_float16 or torch.tensor(small, dtype=torch.float16) == 0:
                 raise ValueError(
-                    f"master_weights=False: {own} divides by numbers that are 0 in float16, and gives nan; "
+                    f"master_weights=False: {name} divides by numbers that are 0 in float16, and gives nan; "
                     "leave master_weights at None, which keeps float32 copies"
                 )
 
 
-def on_masters(sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
-    """Apply the rule to the masters, in the place of half-precision parameters, and float32 gradients beside them.
-
-    Raises:
-        NotImplementedError: the step is being compiled.
-    """
-    if torch.compiler.is_compiling():
+def refuse_compiled(evaluation: Any) -> None:
+    """Raise NotImplementedError where a step that is being compiled would need masters."""
+    if evaluation.half_precision:
         raise NotImplementedError(
             "master_weights: a step of half-precision parameters cannot be compiled; compile the network, or keep "
             "float32 parameters"
         )
+
+
+@contextmanager
+def on_masters(sampler: Any, evaluation: Any) -> Iterator[None]:
+    """Within it masters take the place of half-precision parameters, and float32 gradients stand beside them."""
     swapped: list[tuple[Tensor, Tensor]] = []
     try:
         for group, inputs in zip(sampler.param_groups, evaluation.groups, strict=True):
@@ -77,19 +78,13 @@ def on_masters(sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
                     inputs.gradients[i] = inputs.gradients[i].float()
                     for values in inputs.per_parameter.values():
                         values[i] = values[i].float()
-                    swapped.append(put_in_place(sampler, p))
-        rule()
-    except BaseException:  # no parameter may stay in float32, and what was written is not taken over
-        for p, own in swapped:
-            p.data = own
+                    put_in_place(sampler, p, swapped)
+        yield
+        swap_out(swapped)
+    except BaseException:  # also an interruption of the two: no parameter may stay in float32
+        for p, memory in swapped:
+            p.data = memory
         raise
-    swap_out(swapped)
-
-
-def outside_autocast(sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
-    """Apply the rule in the parameters' own precision, where ``step`` is called inside of ``torch.autocast``."""
-    with without_autocast(sampler.param_groups):
-        rule()
 
 
 def without_autocast(groups: Sequence[dict[str, Any]]) -> AbstractContextManager[Any]:
@@ -97,25 +92,23 @@ def without_autocast(groups: Sequence[dict[str, Any]]) -> AbstractContextManager
 
     Its matrix products would be rounded, and compiled code is given addresses of what it takes for float32.
     """
-    kind = next((p.device.type for group in groups for p in group["params"]), "cpu")
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    device = next((p.device.type for group in groups for p in group["params"]), "cpu")
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
-def put_in_place(sampler: Any, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Put one parameter's master, made if there is none, in its place; the parameter and its own memory."""
-    state, own = sampler.state[p], p.data
+def put_in_place(sampler: Any, p: Tensor, swapped: list[tuple[Tensor, Tensor]]) -> None:
+    """Put one parameter's master, made if there is none, in its place; note the parameter and its own memory first."""
+    state = sampler.state[p]
     state[MASTER] = _follow(p, state.get(MASTER))
+    swapped.append((p, p.data))
     p.data = state[MASTER]
-    return p, own
 
 
 def swap_out(swapped: list[tuple[Tensor, Tensor]]) -> None:
     """Give the parameters their own memory back, with the masters' values rounded."""
-    try:
-        masters = [p.data for p, _ in swapped]
-    finally:
-        for p, own in swapped:
-            p.data = own
+    masters = [p.data for p, _ in swapped]
+    for p, memory in swapped:
+        p.data = memory
     for (p, _), master in zip(swapped, masters, strict=True):
         p.copy_(master)
 

@@ -14,7 +14,7 @@ seed: two of a million steps may well share their noise, which no average sees.)
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,18 +26,6 @@ from learned_samplers.base.segments import Segments
 from learned_samplers.base.sharding import is_sharded, local, placements, summed
 
 
-def on_parts(sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
-    """Apply the rule to this process's parts of the parameters.
-
-    Raises:
-        NotImplementedError: the step is being compiled.
-    """
-    if torch.compiler.is_compiling():
-        raise NotImplementedError("a step of sharded parameters cannot be compiled: compile the network")
-    with _on_parts(sampler, evaluation.groups):
-        rule()
-
-
 def mesh_of(sampler: Any, listed: Sequence[Any]) -> Any:
     """The device mesh of a sampler that gets a new group of tensors or (name, tensor) pairs, None without DTensors.
 
@@ -45,24 +33,24 @@ def mesh_of(sampler: Any, listed: Sequence[Any]) -> Any:
         TypeError: the sampler cannot have sharded parameters.
         ValueError: they do not lie on one mesh, or in a way that cannot be sampled.
     """
-    known = sampler.mesh
+    mesh = sampler.mesh
     for i, entry in enumerate(listed):
         name, p = entry if isinstance(entry, tuple) else (f"params[{i}]", entry)
         if not is_sharded(p):
             continue
-        own, parameter = type(sampler).__name__, f"parameter {name!r} is a DTensor"
+        class_name, parameter = type(sampler).__name__, f"parameter {name!r} is a DTensor"
         if reason := sampler.not_sharded:
-            raise TypeError(f"{own} cannot sample sharded parameters ({parameter}): {reason}")
+            raise TypeError(f"{class_name} cannot sample sharded parameters ({parameter}): {reason}")
         if sampler.distributed == "independent":
             raise ValueError(f"distributed='independent': {parameter}, whose parts belong to one chain")
-        if known is None and sampler.param_groups:
+        if mesh is None and sampler.param_groups:
             raise ValueError(f"{parameter}, and those of the first group are not: give sharded parameters first")
-        if known is not None and p.device_mesh != known:
-            raise ValueError(f"{parameter} on another device mesh ({p.device_mesh}) than those before ({known})")
+        if mesh is not None and p.device_mesh != mesh:
+            raise ValueError(f"{parameter} on another device mesh ({p.device_mesh}) than those before ({mesh})")
         if not all(placement.is_shard() or placement.is_replicate() for placement in p.placements):
             raise ValueError(f"{parameter} of placements {p.placements}; each must be Shard or Replicate")
-        known = p.device_mesh
-    return known
+        mesh = p.device_mesh
+    return mesh
 
 
 class LocalParts:
@@ -95,8 +83,14 @@ class LocalParts:
         return ShardSegment(owner) if is_sharded(owner) else Segments((part.numel(),))
 
 
+def refuse_compiled(sampler: Any) -> None:
+    """Raise NotImplementedError where a step of sharded parameters is being compiled."""
+    if sampler.mesh is not None:
+        raise NotImplementedError("a step of sharded parameters cannot be compiled: compile the network")
+
+
 @contextmanager
-def _on_parts(sampler: Any, evaluated: Sequence[Any]) -> Iterator[None]:
+def on_parts(sampler: Any, evaluation: Any = None) -> Iterator[None]:
     """Within it a sampler's groups, inputs and state are this process's parts; new state becomes DTensors after it."""
     state, before = sampler.state, sampler.generator.get_state()
     kept = [(group, group["params"], group["prior_mean"]) for group in sampler.param_groups]
@@ -105,19 +99,19 @@ def _on_parts(sampler: Any, evaluated: Sequence[Any]) -> Iterator[None]:
     seed = int(torch.randint(2**62, (), generator=sampler.generator, device=sampler.generator.device))
     try:
         sampler.parts = LocalParts(seed, owners, sampler.mesh)
-        given = {parts[p]: {name: local(x) for name, x in own.items()} for p, own in state.items()}
-        sampler.state = defaultdict(dict, {part: dict(own) for part, own in given.items()})
+        before_step = {parts[p]: {name: local(x) for name, x in tensors.items()} for p, tensors in state.items()}
+        sampler.state = defaultdict(dict, {part: dict(tensors) for part, tensors in before_step.items()})
         for group, params, means in kept:
             group["params"] = [parts[p] for p in params]
             group["prior_mean"] = means if means is None else [local(mean) for mean in means]
-        for inputs in evaluated:
+        for inputs in evaluation.groups if evaluation is not None else ():
             inputs.gradients = [_gradient(g, p) for g, p in zip(inputs.gradients, inputs.params, strict=True)]
             inputs.params = [parts[p] for p in inputs.params]
         yield
-        for part, own in sampler.state.items():
+        for part, tensors in sampler.state.items():
             p = owners[part]
-            for name, x in own.items():  # in one order everywhere
-                if x is not given.get(part, {}).get(name):  # new, or another tensor than before
+            for name, x in tensors.items():  # in one order everywhere
+                if x is not before_step.get(part, {}).get(name):  # new, or another tensor than before
                     state[p][name] = _like_parameter(x, p) if is_sharded(p) else x
     except BaseException:
         sampler.generator.set_state(before)
@@ -136,13 +130,15 @@ def _gradient(gradient: Any, p: Any) -> Tensor:
 
 def make_state(sampler: Any) -> None:
     """Give a sampler that has taken no step its state, for a checkpoint to be read into."""
-    with torch.no_grad(), _on_parts(sampler, ()):
+    with torch.no_grad(), on_parts(sampler):
         for group in sampler.param_groups:
             for p in group["params"]:
                 if not sampler.parts.owners[p].requires_grad:
                     continue
                 # As in a step: the state of half-precision parameters is made from their float32 copies.
-                swapped = [put_in_place(sampler, p)] if has_master(group, p) else []
+                swapped: list[tuple[Tensor, Tensor]] = []
+                if has_master(group, p):
+                    put_in_place(sampler, p, swapped)
                 try:
                     for name in sampler.saved_names(group, p):
                         sampler.state_of(group, p, name)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from learned_samplers.base.warning import warn
 from learned_samplers.learned.native.build import FOLDER, BuildError, compile_library, levels, library_name
 
 #: "0" turns the compiled network off.
@@ -56,11 +56,10 @@ def load() -> ctypes.CDLL | None:
             break
         except OSError as error:
             reasons.append(str(error))
-    warnings.warn(
+    warn(
         f"Learned samplers take slower steps in torch, because their C++ cannot be built: {'; '.join(reasons)}. "
         f"(Install a C++ compiler, or set {ENVIRONMENT_VARIABLE}=0 to say nothing.)",
         RuntimeWarning,
-        stacklevel=2,
     )
     return None
 

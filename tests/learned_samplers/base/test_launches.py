@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from learned_samplers import L2E, SGHMC, SGNHT, AdaptedSGHMC, WhitenedSGHMC
-from learned_samplers.base import matrices, sampler, segments
+from learned_samplers.base import matrices, noise, segments
 from learned_samplers.base.segments import Segments
 
 
@@ -16,7 +16,7 @@ def on_gpu(monkeypatch):
 
     def treat(roots_at_once=0):
         monkeypatch.setattr(matrices, "_ROOTS_AT_ONCE", roots_at_once)
-        for module in (matrices, sampler, segments):
+        for module in (matrices, noise, segments):
             monkeypatch.setattr(module, "waits_for_launches", lambda x: True)
 
     return treat

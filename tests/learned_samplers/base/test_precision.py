@@ -13,7 +13,7 @@ from tests.harness import SAMPLERS, closure_for, small_network
 EVERY = pytest.mark.parametrize("name", SAMPLERS)
 HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 #: Those that move the parameters while they evaluate the loss; they refuse half precision.
-REFUSING = {"HMC", "PSGLD-probe", "KineticL2E", "IVON", "IVON-clipped"}
+REFUSING = {"HMC", "PSGLD-probe", "KineticL2E", "IVON", "IVON-draws"}
 REFUSING |= {"MCLMC", "MCLMC-noise"}
 
 

@@ -85,7 +85,6 @@ def parameter(*shape):
         (HMC, {"leapfrog_steps": 0}, "leapfrog_steps", ValueError),
         (HMC, {"adapt_steps": -1}, "adapt_steps", ValueError),
         (HMC, {"target_acceptance": 1.0}, "target_acceptance", ValueError),
-        (HMC, {"step_jitter": 1.0}, "step_jitter", ValueError),
         (HMC, {"temperature": 0.0}, "temperature", ValueError),
     ],
 )

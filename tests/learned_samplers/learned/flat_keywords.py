@@ -23,7 +23,7 @@ def keywords(function, settings_class, **fixed):
 
 
 def _sampler(cls):
-    signature = inspect.signature(cls.__init__).parameters
+    signature = inspect.signature(cls).parameters
 
     @wraps(cls, updated=())
     def make(*args, **given):

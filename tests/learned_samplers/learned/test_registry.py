@@ -13,12 +13,13 @@ import learned_samplers
 import pretrained
 from learned_samplers import SGHMC
 from learned_samplers.base import validation
+from learned_samplers.base.settings import choice, setting
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned import weights
 from learned_samplers.learned.cards import registered, sampler_from_card, settings_from_card
 from learned_samplers.learned.network import apply_network
 from learned_samplers.learned.sampler import REGISTRY, LearnedSampler
-from learned_samplers.learned.settings import LearnedSettings, choice, setting
+from learned_samplers.learned.settings import LearnedSettings
 from meta_tasks.rules.learned import LEARNED_RULES, rule_from_card
 from tests.learned_samplers.learned.cases import make_card, make_network, parameter
 from tests.learned_samplers.learned.flat_keywords import L2E
@@ -41,8 +42,8 @@ def own_sampler():
     class OwnSettings(LearnedSettings):
         sampler: ClassVar[str] = "OwnSampler"
         outputs: ClassVar[int] = 1
-        feature_set: str = choice("own", "own")
-        gain_scale: float = setting(1.0, validation.non_negative)
+        feature_set: str = choice("own", default="own")
+        gain_scale: float = setting(default=1.0, check=validation.non_negative)
 
         @property
         def features(self):

@@ -9,6 +9,7 @@ from dataclasses import FrozenInstanceError, fields, replace
 import pytest
 import torch
 
+from learned_samplers.base.settings import settings_of
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.sampler import REGISTRY
 from tests.learned_samplers.learned.flat_keywords import L2E, KineticL2E, MetaSGMCMC, PrecondL2E
@@ -36,7 +37,11 @@ def test_keywords_settings_and_card_are_three_ways_to_the_same(name):
     by_keywords = make(name, **values).settings
     assert by_keywords == make(name, settings=replace(default, **values)).settings != default
     card = by_keywords.to_card()
-    own = {each.name: getattr(by_keywords, each.name) for each in fields(default) if not each.metadata["in_card"]}
+    own = {
+        each.name: getattr(by_keywords, each.name)
+        for each in fields(default)
+        if not settings_of(type(default))[each.name].in_card
+    }
     assert type(default).from_card(card, **own) == by_keywords
     assert card["sampler"] == name
     assert card["features"] == list(by_keywords.features)
@@ -51,11 +56,10 @@ def test_a_fresh_network_has_the_shape_that_the_sampler_needs(name):
 
 
 def test_the_defaults_of_a_form_are_its_own():
-    names = ("alpha_scale", "beta_scale", "noise_multiplier", "friction")
+    names = ("alpha_scale", "beta_scale")
     residual, paper = L2ESettings(), L2ESettings(form="paper")
-    assert [getattr(residual, name) for name in names] == [0.1, 1.0, None, None]
-    assert [getattr(paper, name) for name in names] == [1e-3, 1e-3, 1.0, "equation6"]
-    assert "friction" not in residual.to_card()["scales"]
+    assert [getattr(residual, name) for name in names] == [0.1, 1.0]
+    assert [getattr(paper, name) for name in names] == [1e-3, 1e-3]
     assert "num_data_in_training" not in paper.to_card()["scales"]
     assert L2ESettings(averages_dtype=torch.bfloat16).averages_dtype == "bfloat16"
     with pytest.raises(FrozenInstanceError):

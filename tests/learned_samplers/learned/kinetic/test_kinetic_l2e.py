@@ -109,28 +109,32 @@ def test_the_rule_is_its_equations():
 
 
 @pytest.mark.parametrize("groups", [False, True])
-def test_the_two_hessian_products_agree_in_groups_too_and_the_third_differs(groups):
-    def end(hessian, *, groups=groups):
-        own = dict(network=network(), hessian=hessian, probe_size=1e-6, prior_precision=1.0)
-        backward = hessian != "double_backward"
-        return chain(lambda p: KineticL2E(p, 0.2, 100, **own), 12, DOUBLE, backward=backward, groups=groups)[0]
+def test_the_hessian_product_does_not_hang_on_its_probe_nor_on_groups_and_is_missed(groups):
+    def end(hessian, probe_size=1e-6, *, groups=groups):
+        settings = dict(network=network(), hessian=hessian, probe_size=probe_size, prior_precision=1.0)
+        return chain(lambda p: KineticL2E(p, 0.2, 100, **settings), 12, DOUBLE, groups=groups)[0]
 
-    exact = end("double_backward")
-    torch.testing.assert_close(end("finite_difference"), exact, rtol=0, atol=1e-5)
-    assert (end("none") - exact).abs().max() > 1e-3
-    torch.testing.assert_close(end("double_backward", groups=False), exact, rtol=1e-9, atol=1e-11)
+    near = end("finite_difference")
+    torch.testing.assert_close(end("finite_difference", 1e-5), near, rtol=0, atol=1e-5)
+    assert (end("none") - near).abs().max() > 1e-3
+    torch.testing.assert_close(end("finite_difference", groups=False), near, rtol=0, atol=1e-6)
 
 
 def test_the_chain_of_the_optimizer_is_that_of_the_pure_rule():
     module = network()
     theta = torch.randn(7, dtype=torch.float64, requires_grad=True)
     start = theta.detach().clone()
-    sampler = KineticL2E(
-        [theta], 0.2, N, network=module, hessian="double_backward", prior_precision=PRIOR, mean_scale=0.7
-    )
+    sampler = KineticL2E([theta], 0.2, N, network=module, probe_size=1e-6, prior_precision=PRIOR, mean_scale=0.7)
+
+    def closure():
+        sampler.zero_grad()
+        loss = mean_loss(theta)
+        loss.backward()
+        return loss
+
     torch.manual_seed(5)
     for _ in range(6):
-        sampler.step(lambda: mean_loss(theta))
+        sampler.step(closure)
     settings = dict(lr=0.2, temperature=1.0, momentum_decay=0.1, **{**SETTINGS, "segments": Segments((7,))})
     torch.manual_seed(5)
     x, r, phi = start, torch.zeros_like(start), phi_of(module)
@@ -138,7 +142,7 @@ def test_the_chain_of_the_optimizer_is_that_of_the_pure_rule():
         x, r = l2e_kinetic_rule(
             x, gradient_of(x), torch.randn_like(x), r, hessian_product=hessian_product_at(x), phi=phi, **settings
         )
-    torch.testing.assert_close(theta.detach(), x, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(theta.detach(), x, rtol=0, atol=1e-5)
 
 
 def test_the_probe_is_as_far_away_as_its_size_says():
@@ -178,13 +182,13 @@ def test_who_clears_the_gradients_and_autocast_around_the_step_change_nothing(ch
     assert torch.equal(*ends)
 
 
-def test_closures_that_do_not_fit_are_refused():
+def test_a_step_without_a_closure_is_refused():
     model = small_network()
-    sampler = KineticL2E(model.parameters(), 0.1, 100, network=None, hessian="double_backward")
+    sampler = KineticL2E(model.parameters(), 0.1, 100, network=None)
+    closure_for(model, sampler)()
     before = flat(model)
-    for closure, named in ((closure_for(model, sampler), "backward"), (lambda: 3.0, "backward"), (None, "closure")):
-        with pytest.raises(ValueError, match=named):
-            sampler.step(closure)
+    with pytest.raises(ValueError, match="closure"):
+        sampler.step()
     assert torch.equal(flat(model), before)
     assert sampler.state_dict()["state"] == {}
 

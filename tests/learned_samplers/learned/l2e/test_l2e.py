@@ -45,7 +45,6 @@ def test_making_one_draws_nothing_from_the_global_generator():
     [
         {"settings": {"beta_scale": 0.5, "alpha_scale": 0.2, "friction_scale": 0.3, "num_data_in_training": 40.0}},
         {"form": "paper"},
-        {"form": "paper", "settings": {"friction": "algorithm2", "noise_multiplier": 1e-3}},  # the published code
     ],
 )
 def test_the_chain_is_that_of_the_pure_rule_with_each_groups_own_hyperparameters(options):

@@ -128,7 +128,6 @@ def test_friction_that_beta_does_not_feel_counts_as_alpha(friction_scale):
         ("residual", {"friction_scale": 0.4}),
         ("residual", {"num_data_in_training": 20.0}),
         ("paper", {}),
-        ("paper", {"friction": "algorithm2", "noise_multiplier": 1e-3}),
     ],
 )
 def test_terms_are_what_the_rule_loses_without_them(form, options):

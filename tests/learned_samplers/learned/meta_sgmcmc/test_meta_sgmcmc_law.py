@@ -86,7 +86,7 @@ SCALED = {"feature_set": "energy_rms"}
         (2, {"curvatures": (1.0,)}, 0.03),
         (2, {"curvatures": (1.0, 0.5, 2.0, 1.5)}, 0.03),
         (2, {"temperature": 0.5, "prior": 0.5}, 0.03),
-        (2, {"form": "absolute", "constant_friction": 0.3}, 0.03),
+        (2, {"constant_friction": 0.3}, 0.03),
         (0, {"segments": Segments((2,)), **SCALED}, 0.04),
         (5, {"curvatures": (1.0, 0.5, 2.0, 1.5, 0.7), "segments": Segments((2, 3)), **SCALED}, 0.04),
     ],

@@ -1,13 +1,13 @@
-"""What a step measures of its tensors: every one counts, at whatever size, dtype and layout."""
+"""Norms of many tensors: every one counts, at whatever size, dtype and layout."""
 
 import math
 
 import pytest
 import torch
 
-from learned_samplers.base import step
+from learned_samplers.base import norms
 
-SMALL, LARGE = (3, 4), (step._LARGE + 5,)
+SMALL, LARGE = (3, 4), (norms._LARGE + 5,)
 KINDS = {
     "small": [torch.ones(shape) for shape in (SMALL, (1,), (), (2, 3, 1))],
     "doubles beside": [torch.ones(SMALL), torch.ones(SMALL, dtype=torch.float64), torch.ones(5)],
@@ -22,8 +22,8 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_joint_norms_are_those_of_all_tensors(kind):
     tensors = [(1 + i) * x for i, x in enumerate(KINDS[kind])]
-    found = step.joint_norms(tensors)
-    expected = math.hypot(*step.norms(tensors)) if tensors else 0.0
+    found = norms.joint_norms(tensors)
+    expected = math.hypot(*norms.norms(tensors)) if tensors else 0.0
     assert math.hypot(*(value for _, value in found)) == pytest.approx(expected, rel=1e-6)
     assert {dtype for dtype, _ in found} == {x.dtype for x in tensors}
 
@@ -35,4 +35,4 @@ def test_one_number_that_is_not_finite_is_seen_wherever_it_is(kind, value):
         for place in {0, x.numel() - 1} if x.numel() else ():
             tensors = [one.clone() for one in KINDS[kind]]
             tensors[i][torch.arange(x.numel()).view(x.shape) == place] = value
-            assert not all(math.isfinite(norm) for _, norm in step.joint_norms(tensors))
+            assert not all(math.isfinite(norm) for _, norm in norms.joint_norms(tensors))
