@@ -194,6 +194,8 @@ def test_the_site_builds_strictly_and_a_planted_fault_stops_it(copy):
     assert done.returncode == 0, done.stderr
     page = (copy / "build/site/samplers/BAOA.html").read_text()
     assert '<a href="../samplers/SGHMC.html"><code>SGHMC</code></a>' in page  # names are links
+    sghmc = (copy / "build/site/samplers/SGHMC.html").read_text()
+    assert "1 is the Bayes posterior" in sghmc  # the arguments that the class declares
     index = json.loads((copy / "build/site/search/search_index.json").read_text())
     locations = {document["location"].partition("#")[0] for document in index["docs"]}
     assert "start.html" in locations
