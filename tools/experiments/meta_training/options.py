@@ -208,6 +208,8 @@ class EvolutionOptions(HorizonOptions):
     pairs: int = 4
     # Number of pairs that share a task and run as one batch.
     pairs_per_task: int = 1
+    # Tasks in one unit of work; of tasks with one network all members run as one batch.
+    tasks_per_job: int = 1
     # Bound on the pairs' loss differences, each in units of its losses.
     limit: float | None = None
 
@@ -216,7 +218,8 @@ class EvolutionOptions(HorizonOptions):
         return AntitheticES(self.sigma, self.pairs, self.lengths(), **self._shared())
 
     def _shared(self) -> dict[str, Any]:
-        return {"pairs_per_task": self.pairs_per_task, "shaping": Shaping("mean", self.limit)}
+        shared = {"pairs_per_task": self.pairs_per_task, "tasks_per_job": self.tasks_per_job}
+        return {**shared, "shaping": Shaping("mean", self.limit)}
 
 
 @dataclass(frozen=True)
