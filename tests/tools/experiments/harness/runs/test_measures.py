@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from experiments.harness.runs.measures import mean_temperatures, overall
+from experiments.harness.runs.measures import mean_temperatures, median_ess, overall, score
 from experiments.harness.runs.result import Result
 from experiments.harness.runs.runner import store_for
-from experiments.harness.runs.scoring import median_ess, score
 
 from learned_samplers import diagnostics
 from meta_tasks.datasets import ImageData

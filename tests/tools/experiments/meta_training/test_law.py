@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from experiments.meta_training.gaussian import gaussian_law, l2e_law
+from experiments.meta_training.law import gaussian_law, l2e_law
 
 from learned_samplers import SGHMC
 from learned_samplers.learned.features import FEATURE_SETS
@@ -46,7 +46,7 @@ def test_each_bias_of_a_card_has_the_error_of_its_own_run(monkeypatch):
     report = SimpleNamespace(
         results=[SimpleNamespace(**result)], verdict="biased", passed=False, reason="", lr=0.1, refinement=4.0
     )
-    monkeypatch.setattr("experiments.meta_training.gaussian.check_sampler", lambda *_, **__: report)
+    monkeypatch.setattr("experiments.meta_training.law.check_sampler", lambda *_, **__: report)
     found = gaussian_law(lambda p: PrecondL2E(p, 0.1, 100), stiffness=(0.2,))
     assert found["largest_bias"] == [0.1, 0.3]
     assert found["error"] == [0.01, 0.04]
