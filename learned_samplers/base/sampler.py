@@ -35,6 +35,7 @@ from learned_samplers.base.guards import (
     side_by_side,
 )
 from learned_samplers.base.guards.clipping import ClippingWatch
+from learned_samplers.base.guards.outside import OutsideChanges
 from learned_samplers.base.noise import ReseedingWatch
 from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite
 from learned_samplers.base.prior_mean import PriorMean
@@ -205,7 +206,7 @@ class Sampler(ResumableOptimizer, Configurable):
         self.checked = hyperparameters.CheckedValues()
         #: Shape of the gradient and dtype of each parameter in its first step.
         self.first_shapes: dict[Tensor, tuple[torch.Size, torch.dtype]] = {}
-        self.clipping, self.reseeding = ClippingWatch(), ReseedingWatch()
+        self.clipping, self.reseeding, self.outside = ClippingWatch(), ReseedingWatch(), OutsideChanges()
 
     # ---------------------------------------------------------------- settings of the groups
 
@@ -302,6 +303,8 @@ class Sampler(ResumableOptimizer, Configurable):
                 group["step"] += 1
             if self.prior is not None and self.prior.every and self.step_count % self.prior.every == 0:
                 self.prior.draw(self)
+            if self.outside.watching:
+                self.outside.note(self)
         return evaluation.loss
 
     def _compiled_step(self, closure: Callable[[], Any] | None) -> Any:
@@ -331,6 +334,8 @@ class Sampler(ResumableOptimizer, Configurable):
             if number >= len(last) or not all(map(operator.is_, now, last[number])):
                 hyperparameters.check_changed(self)
                 break
+        if self.outside.watching:
+            self.outside(self)
         if self.saved_weights is not None:
             resumed.other_weights(self)
         if self.schedule is not None or "sampling_temperature" in self.param_groups[0]:
@@ -400,8 +405,9 @@ class Sampler(ResumableOptimizer, Configurable):
         """The rule's keyword arguments, read from the group at every step, since a scheduler may have changed them."""
         if keep_tensors or torch.compiler.is_compiling():
             return {name: group[name] for name in self.hyperparameters}
-        values = ((name, group[name]) for name in self.hyperparameters)
-        return {name: value.item() if isinstance(value, Tensor) else value for name, value in values}
+        values = [group[name] for name in self.hyperparameters]
+        numbers = [value.item() if isinstance(value, Tensor) else value for value in values]
+        return dict(zip(self.hyperparameters, numbers, strict=True))
 
     def inner_optimizers(self) -> list[torch.optim.Optimizer]:
         """Optimizers that a step of this one drives."""
