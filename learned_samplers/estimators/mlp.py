@@ -38,7 +38,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
     r"""Predicts numbers from a table with an honest spread: `fit`, then ``predict(X, return_std=True)``.
 
     Eight networks start from different weights, are trained by Adam until held-out rows say stop, and then sample the
-    posterior side by side (`MCLMC` on all rows; beyond 5,000 rows `BAOA` on minibatches). Step size, momentum length
+    posterior side by side (`MCLMC` on all rows; beyond 10,000 rows `BAOA` on minibatches). Step size, momentum length
     and burn-in are found meanwhile; sampling ends early where the chains have settled, and `verdict_` says whether they
     have. Inputs and targets are standardised inside, missing values are refused. The prior is
     N(0, 1/``prior_precision``) on every weight::
@@ -68,7 +68,8 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
             many where held-out rows then say that rows were explained away by a wide noise: the networks begin again,
             from a fit of the means alone.
         prior_precision: λ > 0.
-        batch_size: rows a step of the sampler, None for all, or "auto".
+        batch_size: rows a step of the sampler, None for all, or "auto": all up to 10,000, beyond them minibatches of
+            1,000 in three times as many steps.
         validation_fraction: of the rows, that stop the warm-up; the sampler has them too.
         calibration_fraction: of the rows, that are left out of the fit for ``predict_interval(conformal=True)``.
         warm_start: go on from the chains of the fit before, with its scales and without a warm-up, as for more rows or
@@ -100,7 +101,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         likelihood: str = "gaussian",
         n_chains: int = 8,
         n_samples: int = 50,
-        n_steps: int = 2000,
+        n_steps: int = 1500,
         tuning_steps: int = 500,
         warmup_steps: int = 3000,
         prior_precision: float = 1.0,

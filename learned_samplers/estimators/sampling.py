@@ -208,10 +208,10 @@ def sample(
         progress.begin("sampling", tuning_steps + steps)
     while step < steps:
         rows = None if batch_size is None else torch.randint(num_data, (batch_size,), generator=generator)
-        found = losses(rows)
+        likelihood = losses(rows)
         force = prior * flat.data
-        flat.grad = gradient(chains, found).add_(force, alpha=1 / num_data)
-        energy = num_data * found.detach().double() + 0.5 * (force * flat.data).sum(1)
+        flat.grad = gradient(chains, likelihood).add_(force, alpha=1 / num_data)
+        energy = num_data * likelihood.detach().double() + 0.5 * (force * flat.data).sum(1)
         if not energy.isfinite().all():
             restarts += 1
             if restarts > RESTARTS:
