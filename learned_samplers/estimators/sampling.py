@@ -131,7 +131,7 @@ def begin_with_means(
         error = squares(held_out).mean()
     warmed = flatten(chains).detach().clone()
     flatten(chains).data.copy_(fresh)
-    sources = {"generator": generator, "progress": progress}
+    sources: dict[str, Any] = {"generator": generator, "progress": progress}
     made = warm_up(chains, squares, rows, held_out, num_data, steps=max(1, steps // 6), **sources)
     with torch.no_grad():
         explained = bool(error <= EXPLAINED_AWAY * squares(held_out).mean())
