@@ -20,7 +20,7 @@ from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks import suggest_lr
 from learned_samplers.checks.step_size import MeanLoss
 from learned_samplers.classical.sgld import SGLD
-from learned_samplers.diagnostics.settling import effective_size, rhat
+from learned_samplers.posterior.settling import effective_size, rhat
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 #: Steps between two looks at the temperature.
@@ -235,11 +235,11 @@ def local_learning_coefficient(
     chains = n / t * (losses[:, warm:].mean(1) - initial)
     kept = losses[:, warm:]
     half = measured // 2
-    scatter = float(chains.std(ddof=1) / math.sqrt(num_chains)) if num_chains > 1 else math.nan
+    standard_error = float(chains.std(ddof=1) / math.sqrt(num_chains)) if num_chains > 1 else math.nan
     decay = float(walker.param_groups[0].get("momentum_decay", 1.0))
     return LearningCoefficient(
         value=float(chains.mean()),
-        standard_error=scatter,
+        standard_error=standard_error,
         chains=tuple(float(c) for c in chains),
         initial_loss=initial,
         losses=losses,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from learned_samplers.diagnostics.settling import effective_size, rhat
+from learned_samplers.posterior.settling import effective_size, rhat
 
 #: Largest error of a prediction, in its spreads. It costs ½·0.25² = 0.03 nats a row.
 ERROR = 0.25
