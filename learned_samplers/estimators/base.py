@@ -236,7 +236,7 @@ class BayesianMLP(BaseEstimator):
             return None
         shapes = [tuple(tensor.shape) for name, tensor in self.posterior_[0].items() if name.endswith("weight")]
         units = [self.posterior_[0]["0.weight"].shape[1], *(shape[0] for shape in shapes)]
-        activations = {type(layer) for layer in self.posterior_.model} & set(ACTIVATIONS.values())
+        activations = {type(layer) for layer in self.posterior_.model.children()} & set(ACTIVATIONS.values())
         if activations - {ACTIVATIONS[self.activation]}:
             raise ValueError(f"warm_start=True goes on with another activation than {self.activation!r}")
         before = (len(set(self.posterior_.chains)), tuple(units[1:-1]), units[-1])
