@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -150,7 +149,7 @@ def local_learning_coefficient(
         raise TypeError(f"loss must be a function of outputs and targets, got {type(loss).__name__}")
     cls = sampler.func if isinstance(sampler, partial) else sampler
     is_sampler = isinstance(cls, type) and issubclass(cls, Sampler)
-    if not (is_sampler and "prior_mean" in inspect.signature(sampler).parameters):
+    if not (is_sampler and cls.takes_prior_mean):
         raise TypeError(f"sampler must be a class of sampler that takes prior_mean, got {sampler!r}")
     inputs, targets = validation.inputs_and_targets(data)
     n = float(len(inputs)) if num_data is None else validation.number("num_data", num_data)
@@ -162,8 +161,6 @@ def local_learning_coefficient(
     counts = (("num_chains", num_chains, 1), ("burn_in", burn_in, 0), ("steps", steps, 1), ("seed", seed, 0))
     for name, value, least in counts:
         validation.integer(name, value, least=least)
-    if seed >= 2**63:
-        raise ValueError(f"seed must be below 2**63, got {seed}")
     if batch_size is not None:
         validation.integer("batch_size", batch_size)
     size = len(inputs) if batch_size is None else min(int(batch_size), len(inputs))

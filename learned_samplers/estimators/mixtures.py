@@ -47,6 +47,6 @@ def _cumulative(likelihood: str, z: Tensor) -> Tensor:
 
 
 def draws(likelihood: str, mean: np.ndarray, scale: np.ndarray, random: np.random.RandomState) -> np.ndarray:
-    """One draw of every component."""
+    """Draw one number from every component."""
     noise = random.standard_t(FREEDOM, mean.shape) if likelihood == "student" else random.standard_normal(mean.shape)
     return mean + scale * noise

@@ -38,7 +38,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
     r"""Predicts numbers from a table with an honest spread: `fit`, then ``predict(X, return_std=True)``.
 
     Eight networks start from different weights, are trained by Adam until held-out rows say stop, and then sample the
-    posterior side by side (`MCLMC` on all rows; beyond 5,000 rows `BAOA` on minibatches). Step size, momentum length
+    posterior side by side (`MCLMC` on all rows; beyond 10,000 rows `BAOA` on minibatches). Step size, momentum length
     and burn-in are found meanwhile; sampling ends early where the chains have settled, and `verdict_` says whether they
     have. Inputs and targets are standardised inside, missing values are refused. The prior is
     N(0, 1/``prior_precision``) on every weight::
@@ -68,7 +68,8 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
             many where held-out rows then say that rows were explained away by a wide noise: the networks begin again,
             from a fit of the means alone.
         prior_precision: λ > 0.
-        batch_size: rows a step of the sampler, None for all, or "auto".
+        batch_size: rows a step of the sampler, None for all, or "auto": all up to 10,000, beyond them minibatches of
+            1,000 in three times as many steps.
         validation_fraction: of the rows, that stop the warm-up; the sampler has them too.
         calibration_fraction: of the rows, that are left out of the fit for ``predict_interval(conformal=True)``.
         warm_start: go on from the chains of the fit before, with its scales and without a warm-up, as for more rows or
@@ -100,7 +101,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         likelihood: str = "gaussian",
         n_chains: int = 8,
         n_samples: int = 50,
-        n_steps: int = 2000,
+        n_steps: int = 1500,
         tuning_steps: int = 500,
         warmup_steps: int = 3000,
         prior_precision: float = 1.0,
@@ -224,28 +225,32 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         if sum((bool(return_std), bool(return_cov), quantiles is not None)) > 1:
             raise ValueError("return_std, return_cov and quantiles exclude each other: ask for one of them")
         if quantiles is not None:
-            shares = np.atleast_1d(np.asarray(quantiles))
-            for share in shares.ravel().tolist():
+            shares = np.ravel(np.asarray(quantiles)).tolist()
+            for share in shares:
                 validation.fraction("quantiles", share, open_left=True, open_right=True)
-            return self._quantiles(X, shares.ravel())
-        pieces = [outputs for _, outputs in self._new(X)]
-        mean, std = self._moments(pieces)
-        if not (return_std or return_cov):
-            return self._shaped(mean)
-        if return_std:
-            return self._shaped(mean), self._shaped(std)
-        means = torch.cat([self._mean_and_scale(outputs)[0] for outputs in pieces], 1).numpy() * self._y_scale
+            return self._quantiles(X, shares)
+        if return_cov:
+            pieces = [(self._moments([outputs]), self._covariance(outputs)) for _, outputs in self._new(X)]
+            means = np.concatenate([mean for (mean, _), _ in pieces])
+            return self._shaped(means), np.concatenate([covariance for _, covariance in pieces])
+        mean, std = self._moments(outputs for _, outputs in self._new(X))
+        return (self._shaped(mean), self._shaped(std)) if return_std else self._shaped(mean)
+
+    def _covariance(self, outputs: Tensor) -> np.ndarray:
+        """Covariances (row, target, target) of the mixture."""
+        means = self._mean_and_scale(outputs)[0].numpy() * self._y_scale
         centred = means - means.mean(0)
         covariance = np.einsum("sri,srj->rij", centred, centred) / len(means)
-        covariance[:, range(std.shape[1]), range(std.shape[1])] = std**2
-        return self._shaped(mean), covariance
+        targets = range(means.shape[-1])
+        covariance[:, targets, targets] = self._moments([outputs])[1] ** 2
+        return covariance
 
     def _quantiles(self, X: Any, shares: Sequence[float]) -> np.ndarray:
         """Quantiles (row, target, share), or (row, share) of one target."""
         pieces = []
         for _, outputs in self._new(X):
             mean, scale = self._mean_and_scale(outputs)
-            ends = [mixtures.quantile(self._likelihood, mean, scale, float(share)) for share in shares]
+            ends = [mixtures.quantile(self._likelihood, mean, scale, share) for share in shares]
             pieces.append(torch.stack(ends, -1))
         values = torch.cat(pieces).numpy()
         return self._shaped(values * np.expand_dims(self._y_scale, -1) + np.expand_dims(self._y_mean, -1))
@@ -272,7 +277,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         check_is_fitted(self, "posterior_")
         if self._calibration is None:
             raise ValueError("conformal=True needs rows that fit has left out: set calibration_fraction, 0.2 say")
-        mean, std = self._moments([outputs for _, outputs in self._new(X)])
+        mean, std = self._moments(outputs for _, outputs in self._new(X))
         calibrated = zip(*(part.T for part in self._calibration), strict=True)
         widths = np.array([conformal_scale(m, s**2, y, coverage) for m, s, y in calibrated])
         return self._shaped(mean - widths * std), self._shaped(mean + widths * std)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -36,4 +37,4 @@ def perceptron(
         for parameter in (linear.weight, linear.bias):
             nn.init.uniform_(parameter, -1 / math.sqrt(inputs), 1 / math.sqrt(inputs), generator)
         layers += [linear, ACTIVATIONS[activation]()]
-    return nn.Sequential(*layers[:-1], *last)
+    return nn.Sequential(*layers[:-1], *copy.deepcopy(list(last)))

@@ -131,7 +131,7 @@ def begin_with_means(
         error = squares(held_out).mean()
     warmed = flatten(chains).detach().clone()
     flatten(chains).data.copy_(fresh)
-    sources = {"generator": generator, "progress": progress}
+    sources: dict[str, Any] = {"generator": generator, "progress": progress}
     made = warm_up(chains, squares, rows, held_out, num_data, steps=max(1, steps // 6), **sources)
     with torch.no_grad():
         explained = bool(error <= EXPLAINED_AWAY * squares(held_out).mean())
@@ -208,10 +208,10 @@ def sample(
         progress.begin("sampling", tuning_steps + steps)
     while step < steps:
         rows = None if batch_size is None else torch.randint(num_data, (batch_size,), generator=generator)
-        found = losses(rows)
+        likelihood = losses(rows)
         force = prior * flat.data
-        flat.grad = gradient(chains, found).add_(force, alpha=1 / num_data)
-        energy = num_data * found.detach().double() + 0.5 * (force * flat.data).sum(1)
+        flat.grad = gradient(chains, likelihood).add_(force, alpha=1 / num_data)
+        energy = num_data * likelihood.detach().double() + 0.5 * (force * flat.data).sum(1)
         if not energy.isfinite().all():
             restarts += 1
             if restarts > RESTARTS:

@@ -15,7 +15,7 @@ DRIFT = 0.05
 #: Temperatures of chains that have been at their posterior.
 TEMPERATURES = (0.9, 1.1)
 #: Below and above these temperatures chains are far from it: they have hardly left where they began, or run too hot.
-COLD, HOT = 0.6, 1.25
+COLD, HOT = 0.75, 1.25
 
 
 class Verdict(NamedTuple):

@@ -2,17 +2,52 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from experiments.toys.learning_coefficient import deep_linear, known_coefficient, squared
 from torch import nn
 
 from learned_samplers import BAOA, SGHMC, SGLD
 from learned_samplers.diagnostics import local_learning_coefficient
+
+
+def known_coefficient(widths, rank):
+    """λ of a product of matrices of these widths at a truth of this rank (Aoyagi, Neural Networks 2024, Theorem 1)."""
+    excess = [width - rank for width in widths]
+    for size in range(2, len(widths) + 1):
+        for chosen in itertools.combinations(range(len(widths)), size):
+            inside = [excess[i] for i in chosen]
+            outside = [excess[i] for i in range(len(widths)) if i not in chosen]
+            length = size - 1
+            if sum(inside) < length * max(inside) or (outside and sum(inside) >= length * min(outside)):
+                continue
+            if outside and max(inside) >= min(outside):
+                continue
+            a = sum(inside) - length * (math.ceil(sum(inside) / length) - 1)
+            pairs = sum(x * y for x, y in itertools.combinations(inside, 2))
+            regular = (rank * (widths[0] + widths[-1]) - rank**2) / 2
+            squares = length * (length - 1) / 4 * (sum(inside) / length) ** 2
+            return regular + a * (length - a) / (4 * length) - squares + pairs / 2
+    raise ValueError(f"widths {widths} and rank {rank} fit no case of the theorem")
+
+
+def deep_linear(widths, rank):
+    """A network at the most degenerate of its minima: ``rank`` units carry the truth, the others are zero."""
+    layers = [nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(widths)]
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.zero_()
+            layer.weight[:rank, :rank] = torch.eye(rank)
+    return nn.Sequential(*layers).double()
+
+
+def squared(output, target):
+    """Mean negative log-likelihood of unit Gaussian noise, without its constant."""
+    return 0.5 * ((output - target) ** 2).sum(1).mean()
 
 
 def test_the_closed_form_at_cases_known_otherwise():

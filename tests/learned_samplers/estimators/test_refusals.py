@@ -62,6 +62,7 @@ def other_classes():
         (lambda: fit(random_state="x"), ValueError, "'x'"),
         (lambda: continued(n_chains=3), ValueError, "warm_start.*2 chains.*n_chains=3"),
         (lambda: continued(hidden_layer_sizes=(8, 8)), ValueError, r"warm_start.*\(8,\).*\(8, 8\)"),
+        (lambda: continued(activation="relu"), ValueError, "warm_start.*activation.*'relu'"),
         (lambda: continued(noise="homoscedastic"), ValueError, "warm_start.*2 outputs.*1 outputs"),
         (other_classes, ValueError, r"warm_start.*\[False, True\].*\['a', 'b'\]"),
         (lambda: BayesianMLPRegressor(**SMALL).fit(X, Y, np.full(20, -1.0)), ValueError, "sample_weight"),

@@ -32,7 +32,7 @@ def test_settled_and_sampled():
     assert "modes that differ" in apart.text
 
 
-@pytest.mark.parametrize(("values", "temperature"), [(chains(0.5), 0.7), (chains(0.99, 60) / 10, 1.0)])
+@pytest.mark.parametrize(("values", "temperature"), [(chains(0.5), 0.8), (chains(0.99, 60) / 10, 1.0)])
 def test_predictions_may_have_settled_before_the_weights(values, temperature):
     """A temperature below 1, or few effective samples, of predictions that another run would hardly change."""
     result = judge(values, temperature)
