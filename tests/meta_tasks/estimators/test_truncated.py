@@ -111,7 +111,7 @@ def window(problem, rule, weights, schedule, seeds, *, steps=12, every=3, curvat
 
 
 def test_a_windows_gradient_is_that_of_highers_twin():
-    problem, rule = task(), MetaSGMCMCRule("signed", (5,), **SCALES)
+    problem, rule = task(), MetaSGMCMCRule((5,), **SCALES)
     weights, schedule, seeds = random_weights(rule).double(), Schedule(12, 4, 2), list(range(6))
     unroll, start, found = window(problem, rule, weights, schedule, seeds)
     expected = by_higher(problem, rule, weights, start, seeds, 12, 3, schedule)
@@ -142,7 +142,7 @@ def test_exact_draws_at_any_temperature_are_not_pushed_anywhere(temperature):
 
 
 def test_windows_keep_earlier_samples_of_the_chains_without_their_gradient():
-    problem, rule = task(noise=0.3), MetaSGMCMCRule("signed", (5,), **SCALES)
+    problem, rule = task(noise=0.3), MetaSGMCMCRule((5,), **SCALES)
     weights, schedule = random_weights(rule).double(), Schedule(24, 4, 4)
     unroll = window(problem, rule, weights, schedule, list(range(5)))[0]
     assert len(unroll.objective.kept) == 2
@@ -169,7 +169,7 @@ def trainer(folder=None, iterations=12, estimator=None, rule=None, executor=Seri
     settings = TrainerSettings(
         **{"iterations": iterations, "evaluate_every": 0, "objective": "stein_kl", "learning_rate": 0.01, **settings}
     )
-    rule = rule or MetaSGMCMCRule("signed", (4,), energy_scale=10.0)
+    rule = rule or MetaSGMCMCRule((4,), energy_scale=10.0)
     return Trainer(family, rule, estimator or tbptt(), settings, folder=folder, make_executor=executor)
 
 
@@ -231,7 +231,7 @@ def test_it_learns_to_come_closer_to_the_posterior():
 
 
 def test_other_rules_are_trained_so_on_images():
-    for rule in (L2ERule("residual", "adaptive", (4,)), MetaSGMCMCRule("signed", (4,))):
+    for rule in (L2ERule("residual", "adaptive", (4,)), MetaSGMCMCRule((4,))):
         made = trainer(rule=rule, family=family_named("digits"))
         before = made.weights.detach().clone()
         assert made.step().gradient_norm > 0
