@@ -20,8 +20,7 @@ from meta_tasks.rules.base import Hyperparameters
 from meta_tasks.rules.learned import L2ERule, MetaSGMCMCRule
 from meta_tasks.tasks import family_named
 from meta_tasks.tasks.gaussians import GaussianFamily, GaussianTask
-from meta_tasks.training import Trainer, TrainerSettings
-from meta_tasks.training.workers import ProcessExecutor, SerialExecutor
+from tests.meta_tasks import toy_runs
 
 N = 100
 SCALES = {"energy_scale": 3.0, "gradient_scale": 2.0}
@@ -165,20 +164,16 @@ def tbptt(**settings):
     return TruncatedBackpropagation(Horizon(12, 20, samples=4), 4, **own)
 
 
-def trainer(folder=None, iterations=12, estimator=None, rule=None, executor=SerialExecutor, family=FAMILY, **settings):
-    settings = TrainerSettings(
-        **{"iterations": iterations, "evaluate_every": 0, "objective": "stein_kl", "learning_rate": 0.01, **settings}
-    )
+def trainer(folder=None, iterations=12, estimator=None, rule=None, family=FAMILY, **settings):
     rule = rule or MetaSGMCMCRule((4,), energy_scale=10.0)
-    return Trainer(family, rule, estimator or tbptt(), settings, folder=folder, make_executor=executor)
+    settings = {"objective": "stein_kl", "learning_rate": 0.01, **settings}
+    return toy_runs.trainer(folder, iterations, estimator or tbptt(), family, rule, **settings)
 
 
 def run(**arguments):
     made = trainer(**arguments)
-    try:
-        made.run()
-    finally:
-        made.close()
+    made.run()
+    made.close()
     return made
 
 
@@ -193,7 +188,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path):
 
 
 def test_worker_processes_give_the_weights_that_one_process_gives(tmp_path):
-    run(folder=tmp_path, iterations=5, executor=lambda evaluator: ProcessExecutor(evaluator, 2))
+    run(folder=tmp_path, iterations=5, executor=toy_runs.workers(2))
     assert torch.equal(run(folder=tmp_path, iterations=8).weights, run(iterations=8).weights)
 
 
