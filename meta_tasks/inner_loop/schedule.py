@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from learned_samplers.base import validation
-from learned_samplers.classical.cyclical import cyclical_phase
+from learned_samplers.classical.cycles import cyclical_phase, done_in_cycle
 from meta_tasks.random_streams import log_uniform
 
 __all__ = ["Horizon", "Schedule"]
@@ -76,8 +76,7 @@ class Schedule:
 
     def collects(self, step: int) -> bool:
         """True if the state after ``step`` = 1, 2, … is collected."""
-        if self.cycle_length is not None:
-            step = (step - 1) % self.cycle_length + 1
+        step = done_in_cycle(step, self.cycle_length)
         return step > self.burn_in and (step - self.burn_in) % self.thinning == 0
 
     @property

@@ -97,6 +97,14 @@ class SamplerRule:
         """Plain values that say which sampler the meta-parameters belong to, for checkpoints and weight cards."""
         return {"sampler": self.name}
 
+    def current(self, specification: dict[str, Any]) -> dict[str, Any]:
+        """A checkpoint's specification without the settings that the sampler no longer has.
+
+        Raises:
+            ValueError: such a setting has another value than the one that is left.
+        """
+        return specification
+
     def for_run(self, steps: int, *keys: int | str) -> SamplerRule:
         """The rule for one run of so many steps; ``keys`` fix what it draws for the run, if it draws anything."""
         return self

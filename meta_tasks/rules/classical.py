@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from learned_samplers.base.operations import FUNCTIONAL, IN_PLACE
-from learned_samplers.classical.cyclical import cyclical_phase
+from learned_samplers.classical.cycles import cyclical_phase
 from learned_samplers.classical.psgld import psgld_rule
 from learned_samplers.classical.sghmc import sghmc_rule
 from meta_tasks.rules.base import Hyperparameters, SamplerRule, arguments_of

@@ -63,7 +63,7 @@ def meta_contours(phi: Phi, settings: MetaSGMCMCSettings) -> Figure:
 
     Args:
         phi: layers of the two networks side by side, without leading axes or with one of length 1.
-        settings: of the sampler; ``curl_clip`` c_Q, ``friction_scale`` s_D and the form have a say.
+        settings: of the sampler; ``curl_clip`` c_Q and ``friction_scale`` s_D have a say.
     """
     curl_phi, friction_phi = split_meta_network(phi)
     momentum = gradient = torch.linspace(-_RANGE, _RANGE, _GRID)

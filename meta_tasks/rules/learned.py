@@ -183,10 +183,9 @@ class MetaSGMCMCRule(NetworkRule):
     """`learned_samplers.MetaSGMCMC`, with the networks' inputs detached, as the paper trains it.
 
     Args:
-        form: "signed" or "absolute".
         hidden: widths of the hidden layers of each of its two networks.
         feature_set: "energy" or "energy_rms", see `learned_samplers.MetaSGMCMC`.
-        settings: in the place of form, feature set and options.
+        settings: in the place of feature set and options.
         options: further settings, such as ``energy_scale``.
 
     Raises:
@@ -199,14 +198,13 @@ class MetaSGMCMCRule(NetworkRule):
 
     def __init__(
         self,
-        form: str | None = None,
         hidden: Sequence[int] | None = None,
         *,
         feature_set: str | None = None,
         settings: MetaSGMCMCSettings | None = None,
         **options: Any,
     ) -> None:
-        chosen = settings_given(MetaSGMCMCSettings, settings, form=form, feature_set=feature_set, **options)
+        chosen = settings_given(MetaSGMCMCSettings, settings, feature_set=feature_set, **options)
         super().__init__(chosen, hidden)
 
     @staticmethod

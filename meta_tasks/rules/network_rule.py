@@ -83,6 +83,9 @@ class NetworkRule(SamplerRule):
     def specification(self) -> dict[str, Any]:
         return {"sampler": self.name, "hidden": list(self.hidden), **self.settings.as_dict()}
 
+    def current(self, specification: dict[str, Any]) -> dict[str, Any]:
+        return self.settings.current(specification)
+
     def card(self) -> dict[str, Any]:
         """The fields of a weight card that say which sampler the network belongs to; its law is not measured here."""
         return {**self.settings.to_card(), "badge": "heuristic", "law": None}

@@ -397,7 +397,10 @@ class Trainer:
 
     def _restore(self, saved: dict[str, Any]) -> None:
         folder = "the first rank's folder" if self.checkpoints is None else str(self.checkpoints.folder)
-        check_same(saved["specification"], self.specification(), folder)
+        specification = saved["specification"]
+        if specification["sampler"]["sampler"] == self.rule.name:
+            specification = {**specification, "sampler": self.rule.current(specification["sampler"])}
+        check_same(specification, self.specification(), folder)
         check_same({"dtype": str(saved["weights"].dtype)}, {"dtype": str(self.weights.dtype)}, folder)
         if self.evaluation is not None and (of := saved["scores"].get("specification")) is not None:
             check_same({"held_out": of}, {"held_out": self.evaluation.specification()}, folder)

@@ -210,6 +210,8 @@ ESTIMATORS = [
     (ValueError, "sigma", lambda: es(0.0, 4, HORIZON)),
     (ValueError, "pairs", lambda: es(0.1, 0, HORIZON)),
     (ValueError, "pairs_per_task=3", lambda: es(pairs_per_task=3)),
+    (ValueError, "tasks_per_job=3", lambda: es(tasks_per_job=3)),
+    (ValueError, "tasks_per_job", lambda: es(tasks_per_job=0)),
     (ValueError, "window", lambda: NoiseReuseES(0.1, 4, HORIZON, 21)),
     (ValueError, "window=4", lambda: NoiseReuseES(0.1, 4, HORIZON, 4)),
     (ValueError, "'gaussians'", lambda: es().evaluator(GaussianFamily(), L2ERule(hidden=(4,)), "bma", 0)),

@@ -20,8 +20,7 @@ from meta_tasks.rules.base import Hyperparameters
 from meta_tasks.rules.learned import L2ERule, MetaSGMCMCRule
 from meta_tasks.tasks import family_named
 from meta_tasks.tasks.gaussians import GaussianFamily, GaussianTask
-from meta_tasks.training import Trainer, TrainerSettings
-from meta_tasks.training.workers import ProcessExecutor, SerialExecutor
+from tests.meta_tasks import toy_runs
 
 N = 100
 SCALES = {"energy_scale": 3.0, "gradient_scale": 2.0}
@@ -111,7 +110,7 @@ def window(problem, rule, weights, schedule, seeds, *, steps=12, every=3, curvat
 
 
 def test_a_windows_gradient_is_that_of_highers_twin():
-    problem, rule = task(), MetaSGMCMCRule("signed", (5,), **SCALES)
+    problem, rule = task(), MetaSGMCMCRule((5,), **SCALES)
     weights, schedule, seeds = random_weights(rule).double(), Schedule(12, 4, 2), list(range(6))
     unroll, start, found = window(problem, rule, weights, schedule, seeds)
     expected = by_higher(problem, rule, weights, start, seeds, 12, 3, schedule)
@@ -142,7 +141,7 @@ def test_exact_draws_at_any_temperature_are_not_pushed_anywhere(temperature):
 
 
 def test_windows_keep_earlier_samples_of_the_chains_without_their_gradient():
-    problem, rule = task(noise=0.3), MetaSGMCMCRule("signed", (5,), **SCALES)
+    problem, rule = task(noise=0.3), MetaSGMCMCRule((5,), **SCALES)
     weights, schedule = random_weights(rule).double(), Schedule(24, 4, 4)
     unroll = window(problem, rule, weights, schedule, list(range(5)))[0]
     assert len(unroll.objective.kept) == 2
@@ -165,20 +164,16 @@ def tbptt(**settings):
     return TruncatedBackpropagation(Horizon(12, 20, samples=4), 4, **own)
 
 
-def trainer(folder=None, iterations=12, estimator=None, rule=None, executor=SerialExecutor, family=FAMILY, **settings):
-    settings = TrainerSettings(
-        **{"iterations": iterations, "evaluate_every": 0, "objective": "stein_kl", "learning_rate": 0.01, **settings}
-    )
-    rule = rule or MetaSGMCMCRule("signed", (4,), energy_scale=10.0)
-    return Trainer(family, rule, estimator or tbptt(), settings, folder=folder, make_executor=executor)
+def trainer(folder=None, iterations=12, estimator=None, rule=None, family=FAMILY, **settings):
+    rule = rule or MetaSGMCMCRule((4,), energy_scale=10.0)
+    settings = {"objective": "stein_kl", "learning_rate": 0.01, **settings}
+    return toy_runs.trainer(folder, iterations, estimator or tbptt(), family, rule, **settings)
 
 
 def run(**arguments):
     made = trainer(**arguments)
-    try:
-        made.run()
-    finally:
-        made.close()
+    made.run()
+    made.close()
     return made
 
 
@@ -193,7 +188,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path):
 
 
 def test_worker_processes_give_the_weights_that_one_process_gives(tmp_path):
-    run(folder=tmp_path, iterations=5, executor=lambda evaluator: ProcessExecutor(evaluator, 2))
+    run(folder=tmp_path, iterations=5, executor=toy_runs.workers(2))
     assert torch.equal(run(folder=tmp_path, iterations=8).weights, run(iterations=8).weights)
 
 
@@ -231,7 +226,7 @@ def test_it_learns_to_come_closer_to_the_posterior():
 
 
 def test_other_rules_are_trained_so_on_images():
-    for rule in (L2ERule("residual", "adaptive", (4,)), MetaSGMCMCRule("signed", (4,))):
+    for rule in (L2ERule("residual", "adaptive", (4,)), MetaSGMCMCRule((4,))):
         made = trainer(rule=rule, family=family_named("digits"))
         before = made.weights.detach().clone()
         assert made.step().gradient_norm > 0

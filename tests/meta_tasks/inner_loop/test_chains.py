@@ -8,7 +8,7 @@ from meta_tasks.rules.learned import MetaSGMCMCRule
 from meta_tasks.tasks import GaussianFamily
 
 TASK = GaussianFamily(dimensions=(2,), noise=0.0).task(0, 0)
-RULE = MetaSGMCMCRule("signed", (5,))
+RULE = MetaSGMCMCRule((5,))
 
 
 @pytest.fixture

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from meta_tasks.estimators import AntitheticES, NoiseReuseES
-from meta_tasks.inner_loop import Horizon
-from meta_tasks.training import ProcessExecutor, Score, SerialExecutor, Trainer, TrainerSettings
+from meta_tasks.training import Score, SerialExecutor
 from meta_tasks.training.process import Stopped, StopSignals
-from tests.meta_tasks.toy_tasks import LearnableSGD, QuadraticFamily
+from tests.meta_tasks.toy_runs import es, nres, run, trainer, workers
+from tests.meta_tasks.toy_tasks import QuadraticFamily
 
-HORIZON = Horizon(12, 12, samples=3)
-ESTIMATORS = {"es": AntitheticES(0.2, 4, HORIZON), "nres": NoiseReuseES(0.2, 4, HORIZON, 4)}
-EXECUTORS = {"serial": SerialExecutor, "processes": lambda evaluator: ProcessExecutor(evaluator, 2)}
+ESTIMATORS = {"es": es(), "nres": nres()}
+EXECUTORS = {"serial": SerialExecutor, "processes": workers(2)}
 
 
 @dataclass(frozen=True)
@@ -28,13 +26,6 @@ class HaltingFamily(QuadraticFamily):
         if labels[-2] == 2:
             time.sleep(60)
         return super().task(*labels)
-
-
-def trainer(folder, iterations, estimator, family=None, executor=SerialExecutor, evaluation=None, **settings):
-    settings = TrainerSettings(**{"iterations": iterations, "evaluate_every": 0, "figures_every": 0, **settings})
-    family = family or QuadraticFamily()
-    options = dict(folder=folder, make_executor=executor, evaluation=evaluation)
-    return Trainer(family, LearnableSGD(), estimator, settings, **options)
 
 
 def interrupted(made, is_busy, number=signal.SIGINT):
@@ -61,18 +52,14 @@ def interrupted(made, is_busy, number=signal.SIGINT):
     [("es", "serial", signal.SIGINT), ("nres", "serial", signal.SIGTERM), ("nres", "processes", signal.SIGINT)],
 )
 def test_a_signal_abandons_an_iteration_at_once_and_what_was_before_it_is_kept(tmp_path, estimator, executor, number):
-    whole = trainer(None, 9, ESTIMATORS[estimator])
-    whole.run()
-    made = trainer(tmp_path, 9, ESTIMATORS[estimator], HaltingFamily(), EXECUTORS[executor])
+    whole = run(None, 9, estimator=ESTIMATORS[estimator])
+    made = trainer(tmp_path, 9, ESTIMATORS[estimator], HaltingFamily(), executor=EXECUTORS[executor])
     # The third iteration of ES; of noise reuse the one in which the first slot begins its third episode.
     halts = {"es": 2, "nres": 4}[estimator]
     reason, seconds = interrupted(made, lambda: made.iteration == halts, number)
     assert (reason, made.iteration) == ("interrupted", halts)
     assert seconds < 2
-    resumed = trainer(tmp_path, 9, ESTIMATORS[estimator])
-    assert resumed.iteration == halts
-    resumed.run()
-    assert torch.equal(resumed.weights, whole.weights)
+    assert torch.equal(run(tmp_path, 9, estimator=ESTIMATORS[estimator]).weights, whole.weights)
 
 
 class Scoring:
@@ -98,10 +85,10 @@ class Scoring:
 
 def test_a_signal_ends_a_scoring_which_the_run_that_goes_on_makes_up_for(tmp_path):
     scoring = Scoring()
-    made = trainer(tmp_path, 4, ESTIMATORS["es"], evaluation=scoring, evaluate_every=3)
+    made = trainer(tmp_path, 4, evaluation=scoring, evaluate_every=3, figures_every=0)
     reason, seconds = interrupted(made, lambda: scoring.scored)
     assert (reason, made.iteration, seconds < 2) == ("interrupted", 0, True)
-    again = trainer(tmp_path, 4, ESTIMATORS["es"], evaluation=scoring, evaluate_every=3)
+    again = trainer(tmp_path, 4, evaluation=scoring, evaluate_every=3, figures_every=0)
     assert again.run() == "finished"
     assert scoring.scored == [0, 0, 3]
     again.close()

@@ -4,26 +4,29 @@ import itertools
 import json
 import pickle
 from collections import Counter
+from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
+from meta_tasks.datasets import loading
 from meta_tasks.tasks import FAMILIES, ImageTaskFamily, family_named
 from meta_tasks.tasks import family as task_family
 from meta_tasks.tasks.task import ImageTask, TaskConfig
+from tests.meta_tasks.datasets.test_npz import write_npz
+from tests.meta_tasks.toy_runs import es, run
 from tests.meta_tasks.toy_tasks import image_task, random_images
 
 
 @pytest.fixture
 def family(monkeypatch):
     """The CPU family, on noise in place of its data sets."""
-    made = family_named("cpu")
+    images = cache(random_images)
     monkeypatch.setattr(
-        ImageTaskFamily,
-        "_data",
-        lambda self, dataset, size: random_images(9000, size or 28, 10 if "m" in dataset else 4),
+        ImageTaskFamily, "_data", lambda self, dataset, size: images(9000, size or 28, 10 if "m" in dataset else 4)
     )
-    return made
+    return family_named("cpu")
 
 
 def test_the_keys_fix_the_task(family):
@@ -143,3 +146,43 @@ def test_the_test_split_is_used_only_where_it_is_asked_for():
     for split, least in (("val", 0), ("test", 10)):
         task = ImageTask(TaskConfig("noise", "mlp", {}, split=split), data, 0)
         assert task.held_out[0].min() >= least
+
+
+# --- what a checkpoint says of its data: the same on every processor ---
+
+
+def digits(**changes):
+    return family_named("digits", sizes=(6,), architectures=(("mlp", {"hidden": (4,)}),), **changes)
+
+
+@pytest.fixture
+def other_processor(monkeypatch):
+    """Resized pixels that differ in their last bit, as those of another instruction set do."""
+    whole = loading.scale_images
+
+    def scaled(*arguments):
+        x = whole(*arguments)
+        return torch.nextafter(x, torch.ones_like(x))
+
+    return lambda: monkeypatch.setattr(loading, "scale_images", scaled)
+
+
+def test_a_fingerprint_is_of_what_the_files_hold(tmp_path, other_processor):
+    paths = [write_npz(tmp_path / f"{name}.npz", **changes) for name, changes in (("a", {}), ("b", {}))]
+    arrays = dict(np.load(paths[1]))
+    arrays["test_labels"] = arrays["test_labels"][::-1]
+    np.savez(paths[1], **arrays)
+    families = [digits(dataset_names=(f"npz:{path}",)) for path in paths]
+    (first,), (changed,) = (family.data_fingerprints().values() for family in families)
+    assert first != changed
+    plain = digits().data_fingerprints()
+    other_processor()
+    there = digits()
+    there.task(0)  # what is loaded already is no other data
+    assert there.data_fingerprints() == plain
+
+
+def test_a_run_goes_on_on_another_processor(tmp_path, other_processor):
+    run(tmp_path, 1, family=digits(), estimator=es(pairs=1))
+    other_processor()
+    assert run(tmp_path, 2, family=digits(), estimator=es(pairs=1)).iteration == 2

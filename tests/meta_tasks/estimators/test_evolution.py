@@ -7,6 +7,8 @@ import torch
 
 from meta_tasks.estimators import AntitheticES, NoiseReuseES, Shaping, antithetic_members, perturbation
 from meta_tasks.inner_loop.schedule import Horizon
+from meta_tasks.rules.learned import L2ERule
+from meta_tasks.tasks import family_named
 
 HORIZON = Horizon(20, 20, samples=4)
 NONE = Shaping("none")
@@ -124,6 +126,48 @@ def test_jobs_of_es_have_fresh_names_and_one_horizon_an_iteration():
     assert all(job.steps == job.schedule.steps and job.slot is None for each in jobs for job in each)
     assert len({each[0].steps for each in jobs}) > 10
     assert jobs[3] == estimator.jobs(5, 3)
+
+
+@pytest.mark.parametrize(("tasks_per_job", "sizes"), [(2, [8, 8]), (4, [16])])
+def test_tasks_that_share_a_job_change_no_number(tasks_per_job, sizes):
+    """Pairs, tasks, perturbations and losses are those of a job for each task, up to rounding."""
+    network = ("mlp", {"hidden": (5,), "activation": "relu"})
+    family = family_named("digits", architectures=(network,), sizes=(4,), lrs=(0.02, 0.05), small_data_share=0.5)
+    rule, evaluated = L2ERule("paper", "paper", (4,), alpha_scale=0.3, beta_scale=0.3), []
+    for count in (1, tasks_per_job):
+        estimator = AntitheticES(0.1, 8, Horizon(12, 12, samples=3), pairs_per_task=2, tasks_per_job=count)
+        jobs, evaluator = estimator.jobs(3, 5), estimator.evaluator(family, rule, "bma", 3)
+        results = [evaluator.run(job, rule.initial_weights(0)) for job in jobs]
+        evaluated.append((jobs, results, estimator.estimate(3, jobs, results, rule.num_weights)))
+    (apart, separate, expected), (together, batched, gradient) = evaluated
+    for attribute in ("tasks", "pairs"):
+        whole = [name for job in apart for name in getattr(job, attribute)]
+        assert [name for job in together for name in getattr(job, attribute)] == whole
+    assert [2 * len(job.pairs) for job in together] == sizes
+    kinds = [[kind for result in results for kind in result.kinds] for results in (separate, batched)]
+    assert kinds[0] == kinds[1]
+    losses = [torch.cat([result.losses for result in results]) for results in (separate, batched)]
+    torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-5)
+    assert len(losses[0].unique()) == 16
+    torch.testing.assert_close(gradient, expected, rtol=0.02, atol=0.02 * expected.abs().max().item())
+    assert {kind for result in batched for kind in result.curves} == set(kinds[0])
+
+
+def test_slots_of_noise_reuse_hold_several_tasks_and_go_on_from_their_state():
+    estimator = NoiseReuseES(0.1, 8, Horizon(20, 20, samples=4), 5, pairs_per_task=2, tasks_per_job=2)
+    family = family_named("digits", architectures=(("mlp", {"hidden": (5,)}),), sizes=(4,))
+    rule = L2ERule("residual", "paper", (4,))
+    whole, half = (estimator.evaluator(family, rule, "bma", 0) for _ in range(2))
+    for iteration in range(5):
+        jobs = estimator.jobs(0, iteration)
+        assert [len(job.tasks) for job in jobs] == [2, 2]
+        assert len({keys for job in jobs for keys in job.tasks}) == 4
+        if iteration == 2:
+            half.load_state_dict(whole.state_dict(), jobs)
+        results = [whole.run(job, rule.initial_weights(0)).losses for job in jobs]
+        if iteration >= 2:
+            again = [half.run(job, rule.initial_weights(0)).losses for job in jobs]
+            assert all(map(torch.equal, results, again))
 
 
 def test_noise_reuse_keeps_a_perturbation_for_an_episode_and_staggers_the_slots():

@@ -175,7 +175,7 @@ def test_a_member_that_fails_is_reported_and_poisons_nobody(bad):
     [
         L2ERule("residual"),
         L2ERule("residual", "adaptive", beta_scale=2.0, friction_scale=0.0, num_data_in_training=500),
-        MetaSGMCMCRule("signed", (4,)),
+        MetaSGMCMCRule((4,)),
         PSGLDRule(),
     ],
     ids=["residual", "adaptive", "meta", "psgld"],

@@ -5,11 +5,9 @@ import math
 import pytest
 import torch
 
-from meta_tasks.estimators import AntitheticES
-from meta_tasks.inner_loop import Horizon
 from meta_tasks.objectives import OBJECTIVES, BMALoss, CELoss, Objective
-from meta_tasks.training import Trainer, TrainerSettings
-from tests.meta_tasks.toy_tasks import LearnableSGD, QuadraticFamily
+from meta_tasks.training import TrainerSettings
+from tests.meta_tasks.toy_runs import trainer
 
 
 @pytest.fixture
@@ -80,8 +78,6 @@ def test_an_objective_needs_its_class_and_its_entry_alone(monkeypatch):
     with pytest.raises(ValueError, match="got 'brier'"):
         TrainerSettings(objective="brier")
     monkeypatch.setitem(OBJECTIVES, "brier", Brier)
-    settings = TrainerSettings(iterations=1, evaluate_every=0, objective="brier")
-    estimator = AntitheticES(0.2, 2, Horizon(6, 6, samples=3))
-    trainer = Trainer(QuadraticFamily(), LearnableSGD(), estimator, settings)
-    assert 0 < trainer.step().loss < 1
-    assert trainer.specification()["outer_loop"]["objective"] == "brier"
+    made = trainer(objective="brier")
+    assert 0 < made.step().loss < 1
+    assert made.specification()["outer_loop"]["objective"] == "brier"
