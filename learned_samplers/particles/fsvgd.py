@@ -66,6 +66,7 @@ class FSVGD(ParticleSampler):
         True, False, default=False, structural=True, doc="True in a group that holds the likelihood's parameters."
     )
     not_taken = (*ParticleSampler.not_taken, "prior_precision", "task")
+    structural = ()  # and what is declared here
     several_targets = False
 
     def prepare(self, params: Any, values: dict[str, Any]) -> dict[str, Any]:
