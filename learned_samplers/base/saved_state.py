@@ -348,7 +348,7 @@ def _validate_tensor(name: str, value: Any, shape: tuple[int, ...]) -> None:
 
 
 #: What a saved state says of its sampler, beside the sampler's name and the generators, where it does.
-_TYPES: dict[str, type | tuple[type, ...]] = {
+_TYPES: dict[str, type] = {
     "shapes": list,
     "dtypes": list,
     "weight_sums": list,
@@ -372,7 +372,7 @@ def _checksum(saved: dict[str, Any]) -> int:
     tensors += [state for _, state in sorted(saved["sampler"]["rng"].items())]
     for x in tensors:
         if isinstance(x, Tensor):
-            crc = zlib.crc32(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), crc)
+            crc = zlib.crc32(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, crc)
     return crc
 
 
