@@ -37,7 +37,7 @@ _PLANTED = (1e-6, 4.0)
 
 @dataclass(frozen=True)
 class Row:
-    """Result for a variance or moment: relative bias at lr and at lr/``refinement``, and what a Gaussian says beside it."""
+    """Result for a variance or moment: relative biases at lr and lr/``refinement``, temperatures of a Gaussian."""
 
     name: str
     bias: float

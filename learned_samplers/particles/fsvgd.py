@@ -73,9 +73,6 @@ class FSVGD(ParticleSampler):
         values["kernel"] = RBF() if values["kernel"] is None else values["kernel"]
         return super().prepare(params, values)
 
-    def start(self, params: Any, defaults: dict[str, Any]) -> None:
-        super().start(params, {**defaults, "prior_precision": 0.0})
-
     def check_together(self, group: dict[str, Any]) -> None:
         super().check_together(group)
         if group["prior_precision"] != 0:
