@@ -37,7 +37,7 @@ _PLANTED = (1e-6, 4.0)
 
 @dataclass(frozen=True)
 class Row:
-    """One variance or moment: relative bias at lr and at lr/``refinement``, and what a Gaussian says beside it."""
+    """Result for a variance or moment: relative biases at lr and lr/``refinement``, temperatures of a Gaussian."""
 
     name: str
     bias: float
@@ -163,7 +163,7 @@ class Law:
 
 @dataclass(frozen=True)
 class _Run:
-    """What was measured, with the verdict: it is asked again, with faults planted into the same numbers."""
+    """Measurements and their verdict, which is asked again with faults planted into the same numbers."""
 
     sampler: str
     lr: float
@@ -284,7 +284,7 @@ def _on_gaussians(
 
 @torch.random.fork_rng(devices=[])
 def _seconds_a_step(factory: Any, coordinates: int) -> float:
-    """What one step of `check_sampler`'s simulation of three Gaussians takes, with all that it measures."""
+    """Time of one step of `check_sampler`'s simulation of three Gaussians, with all that it measures."""
     probe = made_by(factory, "sampler")
     refuse(probe, "law.holds")
     curvature = 0.05 * targets.data_of(probe, None) / float(as_number(probe.param_groups[0]["lr"]))
@@ -295,7 +295,7 @@ def _seconds_a_step(factory: Any, coordinates: int) -> float:
 
 
 def _seconds(trial: Callable[[], Any]) -> float:
-    """What it takes, of the clock or of the processor, whichever is less: others may use it, too, or it many cores."""
+    """Time of a call, the lesser of wall clock (others may use the processor) and processor time (of many cores)."""
     clock, processor = time.perf_counter(), time.process_time()
     trial()
     return min(time.perf_counter() - clock, time.process_time() - processor)

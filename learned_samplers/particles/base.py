@@ -6,7 +6,7 @@ A subclass states its directions (`ParticleSampler._trunk`, `ParticleSampler._he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -138,6 +138,13 @@ class ParticleSampler(Sampler):
     weights: Tensor | None = None
     #: Weights of the step under way, kept if it succeeds.
     _new_weights: Tensor | None = None
+
+    @classmethod
+    def named(cls, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
+        values = {"prior_precision": 0.0, **super().named(positional, keywords)}
+        # A prior by layer, or one that is sampled with the weights, is for chains.
+        validation.non_negative("prior_precision", values["prior_precision"])
+        return values
 
     def start(self, params: Any, defaults: dict[str, Any]) -> None:
         maker, self.base_optimizer, self.distributed = self.base_optimizer, None, "auto"

@@ -66,14 +66,12 @@ class FSVGD(ParticleSampler):
         True, False, default=False, structural=True, doc="True in a group that holds the likelihood's parameters."
     )
     not_taken = (*ParticleSampler.not_taken, "prior_precision", "task")
+    structural = ()  # and what is declared here
     several_targets = False
 
     def prepare(self, params: Any, values: dict[str, Any]) -> dict[str, Any]:
         values["kernel"] = RBF() if values["kernel"] is None else values["kernel"]
         return super().prepare(params, values)
-
-    def start(self, params: Any, defaults: dict[str, Any]) -> None:
-        super().start(params, {**defaults, "prior_precision": 0.0})
 
     def check_together(self, group: dict[str, Any]) -> None:
         super().check_together(group)

@@ -91,6 +91,7 @@ class SVGD(SteinSampler):
     """
 
     not_taken = (*SteinSampler.not_taken, "task")
+    structural = ()
     several_targets = False
 
     def _trunk(self, role: Role) -> Tensor:

@@ -62,6 +62,7 @@ def stacked(**tensors):
         (w(), {"num_data": None}, TypeError, "num_data"),
         *((w(), {name: 10**30}, ValueError, name) for name in ("lr", "num_data", "prior_precision")),
         (w(), {"prior_precision": -1.0}, ValueError, "prior_precision"),
+        (w(), {"prior_precision": {"*": 1.0}}, TypeError, "prior_precision"),
         (w(), {"base_optimizer": "adam"}, TypeError, "base_optimizer"),
         (w(), {"base_optimizer": dict}, TypeError, "base_optimizer"),
         (w(), {"base_optimizer": torch.optim.LBFGS}, TypeError, "LBFGS.*closure"),
