@@ -344,7 +344,7 @@ class Sampler(ResumableOptimizer, Configurable):
             replicas.keep_together(self)
 
     def _loaded(self) -> None:
-        self.reseeding = ReseedingWatch()  # the generator may be put back to where it was then
+        self.reseeding, self.outside = ReseedingWatch(), OutsideChanges()  # generator and weights may be put back
         if self.schedule is not None:  # the state may be one of before the schedule's last step, or of no schedule
             self.schedule.step()
 
