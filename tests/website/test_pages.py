@@ -36,6 +36,7 @@ def test_every_sampler_has_a_page_with_its_rule_and_its_bias():
         assert ("dark.png#only-dark)" in page) == (name in CURVES), name
     assert "learned_samplers.classical.sghmc.sghmc_rule" in pages.sampler_page("SGHMC")
     assert "learned_samplers.learned.l2e.l2e_rule" in pages.sampler_page("L2E")
+    assert "- **`momentum_decay`** (default `0.1`): a in (0, 1]" in pages.sampler_page("SGHMC")
     assert "zoo.md#l2e-paper" in pages.sampler_page("L2E")
     assert "zoo.md#kinetic-l2e); its law on Gaussians: bias" in pages.sampler_page("KineticL2E")
 

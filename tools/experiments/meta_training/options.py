@@ -192,6 +192,7 @@ class EvolutionOptions(HorizonOptions):
     sigma: float = 0.03  # Standard deviation of the perturbations.
     pairs: int = 4  # Antithetic pairs in an iteration.
     pairs_per_task: int = 1  # Number of pairs that share a task and run as one batch.
+    tasks_per_job: int = 1  # Tasks in one unit of work; of tasks with one network all members run as one batch.
     limit: float | None = None  # Bound on the pairs' loss differences, each in units of its losses.
 
     def make(self) -> Estimator:
@@ -199,7 +200,8 @@ class EvolutionOptions(HorizonOptions):
         return AntitheticES(self.sigma, self.pairs, self.lengths(), **self._shared())
 
     def _shared(self) -> dict[str, Any]:
-        return {"pairs_per_task": self.pairs_per_task, "shaping": Shaping("mean", self.limit)}
+        shared = {"pairs_per_task": self.pairs_per_task, "tasks_per_job": self.tasks_per_job}
+        return {**shared, "shaping": Shaping("mean", self.limit)}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Minibatches drawn without replacement: the noise itself, and the law of the chains that it drives."""
+"""The simulation: minibatches drawn without replacement, their noise and the law of their chains; steps that count."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from learned_samplers import PSGLD, SGHMC, SGLD, SGLRW, check_sampler
 from learned_samplers.checks.linear import read_linear_step
 from learned_samplers.checks.simulation import ReshuffledNoise
 from tests.harness import sghmc_variance
-
-N = 100
+from tests.learned_samplers.checks.own_samplers import Langevin, N, bent
 
 
 def sgld_variance_reshuffled(k, h, gradient_noise, batches, temperature=1.0):
@@ -101,3 +100,22 @@ def test_the_lattice_walk_is_too_hot_with_replacement_and_too_cold_reshuffled():
 
     assert bias() > 0.25
     assert bias(without_replacement=10) < -0.08
+
+
+def test_only_the_steps_count_in_which_a_sampler_samples():
+    """A sampler that is somewhere else at every second step, and says so."""
+
+    class Explores(bent(Langevin, 1e-3)):
+        is_sampling = True
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                p.mul_(3.0 if self.is_sampling else 1 / 3.0)
+            self.is_sampling = not self.is_sampling
+            if self.is_sampling:
+                super().step(closure)
+
+    report = check_sampler(Explores, stiffness=(0.2,), coordinates=4000, steps=300)
+    assert not report.linear
+    assert abs(report.results[0].bias) < 0.2

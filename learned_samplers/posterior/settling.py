@@ -1,4 +1,4 @@
-"""R̂ and effective samples of many coordinates at once, in NumPy alone: what a verdict on chains is made of."""
+"""R̂ and effective samples of many coordinates at once, in NumPy alone, for verdicts on chains."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def effective_size(draws: np.ndarray) -> np.ndarray:
         rho = covariance / covariance[0]
     pairs = rho[0 : count - 1 : 2] + rho[1:count:2]
     positive = np.cumprod(pairs > 0, 0)
-    found = count / np.maximum(2 * (pairs * positive).sum(0) - 1, 1 / count)
-    return np.where(covariance[0] > 0, found, count)
+    effective = count / np.maximum(2 * (pairs * positive).sum(0) - 1, 1 / count)
+    return np.where(covariance[0] > 0, effective, count)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from learned_samplers.diagnostics import split_rhat
-from learned_samplers.diagnostics.settling import effective_size, rhat
+from learned_samplers.posterior.settling import effective_size, rhat
 from tests.learned_samplers.estimators.test_verdict import chains
 
 
