@@ -42,10 +42,6 @@ class Exploration:
     barrier: np.ndarray
     lines: LossLines
 
-    def __repr__(self) -> str:
-        medians = ", ".join(f"{name} {value:.3g}" for name, value in self.summary().items())
-        return f"Exploration({len(self.pairs)} pairs; medians: {medians})"
-
     def by_separation(self) -> dict[float, dict[str, float]]:
         """The median of every measure over the pairs of each separation, from the nearest to the furthest."""
         medians = {}

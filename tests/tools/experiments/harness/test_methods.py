@@ -12,8 +12,8 @@ from experiments.bandits.posteriors import METHODS as BANDIT_METHODS
 from experiments.function_space.uci import RATES as REGRESSION_METHODS
 from experiments.harness.options import one_of
 from experiments.harness.runs.methods import METHODS as RUN_METHODS
-from experiments.harness.runs.methods import candidates
 from experiments.harness.runs.settings import Settings
+from experiments.harness.runs.trials import candidates
 from experiments.multi_task.methods import METHODS as TASK_METHODS
 
 import learned_samplers
