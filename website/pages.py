@@ -19,8 +19,6 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 
 import pretrained
-from learned_samplers.base.sampler import Sampler
-from learned_samplers.base.settings import PARAMS
 from learned_samplers.learned.sampler import LearnedSampler
 from learned_samplers.table import SAMPLERS, Entry
 
@@ -93,13 +91,12 @@ def sampler_page(name: str) -> str:
     check_source(sampler)
     filters = re.search(r"^ +filters: (\[.*\])$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert filters is not None, "mkdocs.yml has no filters in one line"
-    title, hidden = "Update and law", json.dumps([*json.loads(filters[1]), *_HOOKS])
+    title, hidden = "Update, law and arguments", json.dumps([*json.loads(filters[1]), *_HOOKS])
     options = f"    options:\n      heading: {title}\n      toc_label: {title}\n      filters: {hidden}"
     parts = [
         f"# {name}",
         "When to take it: [which sampler](../which_sampler.md). T, N, λ and lr: [concepts](../concepts.md).",
         f"::: {sampler.__module__}.{name}\n{options}\n",
-        f"## Arguments\n\n{arguments(sampler)}",
     ]
     if (FIGURES / f"{name}_light.png").exists():
         parts.append(f"## Bias against the step size\n\n{bias(name)}")
@@ -111,15 +108,6 @@ def sampler_page(name: str) -> str:
         options = "    options:\n      heading_level: 3\n      show_source: true"
         parts += [f"::: {rule.__module__}.{rule.__name__}\n{options}" for rule in rules]
     return "\n\n".join(parts) + "\n"
-
-
-def arguments(sampler: type[Sampler]) -> str:
-    """List of a sampler's arguments, from its declarations."""
-    lines = [f"- **`params`**: {PARAMS}"]
-    for name, setting in sampler.declared.items():
-        default = "" if setting.required else f" (default `{setting.default!r}`)"
-        lines.append(f"- **`{name}`**{default}: {setting.doc}")
-    return "\n".join(lines)
 
 
 def bias(name: str) -> str:

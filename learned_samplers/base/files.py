@@ -189,9 +189,9 @@ class FolderLock:
 
     def _sign(self, lock: filelock.BaseFileLock, before: bytes) -> bytes | None:
         """Write our name into the file; what it holds then, None where its last holder has just removed it."""
-        owner = _read(self.path)
-        if owner and owner != before:
-            return owner  # the lock is the file itself, and says whose it is in filelock's own words
+        holder = _read(self.path)
+        if holder and holder != before:
+            return holder  # the lock is the file itself, and says whose it is in filelock's own words
         owner = {"pid": self._pid, "host": socket.gethostname(), "token": os.urandom(8).hex()}
         try:
             with open(self.path, "r+b") as file:

@@ -235,11 +235,11 @@ def local_learning_coefficient(
     chains = n / t * (losses[:, warm:].mean(1) - initial)
     kept = losses[:, warm:]
     half = measured // 2
-    error = float(chains.std(ddof=1) / math.sqrt(num_chains)) if num_chains > 1 else math.nan
+    standard_error = float(chains.std(ddof=1) / math.sqrt(num_chains)) if num_chains > 1 else math.nan
     decay = float(walker.param_groups[0].get("momentum_decay", 1.0))
     return LearningCoefficient(
         value=float(chains.mean()),
-        standard_error=error,
+        standard_error=standard_error,
         chains=tuple(float(c) for c in chains),
         initial_loss=initial,
         losses=losses,
