@@ -7,7 +7,7 @@
     tensorboard --logdir runs
 
 A run continues from the checkpoints in its folder: the same command again resumes it, after Ctrl-C or after a crash.
-Ctrl-C finishes the iteration and saves; a second one stops at once, and the run goes on from its last checkpoint.
+Ctrl-C ends the iteration at once and saves those before; a second one ends anything.
 The folder also gets the weights as weights.safetensors with a card, and TensorBoard logs. With torchrun, every rank
 takes its share of the antithetic pairs.
 """

@@ -26,7 +26,7 @@ from experiments.harness.options import at_least
 from experiments.harness.runs.methods import soap
 from experiments.harness.runs.muon import Muon, Shampoo
 from experiments.harness.tables import markdown
-from learned_samplers import L2E, SGHMC, AdaptedSGHMC, KineticL2E, MetaSGMCMC, Sampler, table
+from learned_samplers import L2E, SGHMC, AdaptedSGHMC, MetaSGMCMC, Sampler, table
 from learned_samplers.posterior import Chains
 from meta_tasks.networks import architectures
 
@@ -110,16 +110,17 @@ def _adapted(params: Any, warmup_steps: int) -> Sampler:
     return AdaptedSGHMC(params, LR_TRAINED, NUM_DATA, warmup=L2E, warmup_steps=warmup_steps)
 
 
+_TRAINED: dict[str, Any] = {"lr": LR_TRAINED, "num_data": NUM_DATA}
 #: Name → maker of the optimizer of whole training steps.
 TRAINED: dict[str, Callable[[Any], Any]] = {
-    "SGHMC": lambda params: SGHMC(params, LR_TRAINED, NUM_DATA),
+    "SGHMC": functools.partial(table.SAMPLERS["SGHMC"], **_TRAINED),
     "torch Adam": lambda params: torch.optim.Adam(params, LR_TRAINED),
     "Muon": lambda params: Muon(params, LR_TRAINED),
     "Shampoo": lambda params: Shampoo(params, LR_TRAINED),
     "SOAP": lambda params: soap(params, LR_TRAINED, 0.0),
-    "L2E": lambda params: L2E(params, LR_TRAINED, NUM_DATA),
-    "L2E, network l2e": lambda params: L2E(params, LR_TRAINED, NUM_DATA, network="l2e"),
-    "KineticL2E": lambda params: KineticL2E(params, LR_TRAINED, NUM_DATA),
+    "L2E": functools.partial(table.SAMPLERS["L2E"], **_TRAINED),
+    "L2E, network l2e": functools.partial(table.SAMPLERS["L2E"], network="l2e", **_TRAINED),
+    "KineticL2E": functools.partial(table.SAMPLERS["KineticL2E"], **_TRAINED),
     "AdaptedSGHMC(warmup=L2E), warming up": functools.partial(_adapted, warmup_steps=10**9),
     "AdaptedSGHMC(warmup=L2E), frozen": functools.partial(_adapted, warmup_steps=1),
 }

@@ -16,11 +16,11 @@ from experiments.compare.options import CompareOptions
 from experiments.compare.report import BudgetReport
 from experiments.harness.run_store import RunStore
 from experiments.harness.runs.checkpoint import TimeIsUp
-from experiments.harness.runs.methods import Setting, proposal
 from experiments.harness.runs.networks import own_network
 from experiments.harness.runs.result import Result
 from experiments.harness.runs.runner import Resume, Runs, predictions, store_for
 from experiments.harness.runs.settings import Settings
+from experiments.harness.runs.trials import Setting, proposal
 from experiments.harness.tables import finished
 from experiments.harness.tuning import Tuning, score_text, tune
 from learned_samplers import metrics

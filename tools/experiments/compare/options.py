@@ -28,9 +28,10 @@ from experiments.harness.options import (
     refuse_changed,
 )
 from experiments.harness.runs.measures import CONVERGENCE_DRAWS, HALVES
-from experiments.harness.runs.methods import METHODS, Row, RunMethod, Setting, candidates
+from experiments.harness.runs.methods import METHODS, Row, RunMethod
 from experiments.harness.runs.settings import Settings
 from experiments.harness.runs.training import validate_run
+from experiments.harness.runs.trials import Setting, candidates
 from learned_samplers.base.validation import one_of as check_one_of
 from meta_tasks.datasets import ImageData, find_corrupted
 from meta_tasks.datasets.files import read_npy

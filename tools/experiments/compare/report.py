@@ -15,10 +15,10 @@ from experiments.compare.corruptions import corruption_tables
 from experiments.compare.presets import PRESETS
 from experiments.harness.output import write_outputs
 from experiments.harness.run_store import fingerprint
-from experiments.harness.runs.methods import Setting
 from experiments.harness.runs.result import SCORES, Result, label
 from experiments.harness.runs.runner import predictions
 from experiments.harness.runs.settings import Settings
+from experiments.harness.runs.trials import Setting
 from experiments.harness.tables import finished, markdown, mean_and_std, rectangular, spread
 from experiments.harness.tuning import Tuning
 from learned_samplers import metrics

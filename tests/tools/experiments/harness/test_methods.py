@@ -12,8 +12,8 @@ from experiments.bandits.posteriors import METHODS as BANDIT_METHODS
 from experiments.function_space.uci import RATES as REGRESSION_METHODS
 from experiments.harness.options import one_of
 from experiments.harness.runs.methods import METHODS as RUN_METHODS
-from experiments.harness.runs.methods import candidates
 from experiments.harness.runs.settings import Settings
+from experiments.harness.runs.trials import candidates
 from experiments.multi_task.methods import METHODS as TASK_METHODS
 
 import learned_samplers
@@ -56,7 +56,7 @@ def test_no_two_methods_have_the_same_name_in_any_case(methods):
 def test_samplers_have_the_names_of_their_classes():
     """Of those that are neither optimizers and ensembles nor a sampler in another form."""
     others = {"CyclicalL2E", "AdaptedWhitenedSGHMC", "AdaptedL2E", "CyclicalAdaptedL2E", "L2EPaper"}
-    others |= {"AdaptedAsItComes", "AdaptedL2EAsItComes", "AdaptedL2EChains", "PlannedWhitenedSGHMC"}
+    others |= {"AdaptedAsItComes", "AdaptedL2EAsItComes", "AdaptedL2EChains", "PlannedWhitenedSGHMC", "PrecondL2E"}
     others |= {"SingleTask", "MTSGDCode", "PlainEnsemble", "Bootstrap"}
     for name, method in RUN_METHODS.items():
         if method.averaging != "samples" and name not in ("SWAG", "IVON"):
