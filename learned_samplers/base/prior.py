@@ -98,8 +98,8 @@ def split(params: Any, prior: Prior) -> list[dict[str, Any]]:
     Raises:
         ValueError: as the prior says.
     """
-    listed = [params] if isinstance(params, Tensor | dict) else list(params)
-    groups = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
+    listed: list[Any] = [params] if isinstance(params, Tensor | dict) else list(params)
+    groups: list[dict[str, Any]] = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
     parts = [part for group in groups for part in _parts(group, prior)]
     prior.check_used()
     return parts

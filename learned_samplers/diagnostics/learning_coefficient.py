@@ -147,7 +147,7 @@ def local_learning_coefficient(
     validation.module("model", model)
     if not callable(loss):
         raise TypeError(f"loss must be a function of outputs and targets, got {type(loss).__name__}")
-    cls = sampler.func if isinstance(sampler, partial) else sampler
+    cls: Any = sampler.func if isinstance(sampler, partial) else sampler
     is_sampler = isinstance(cls, type) and issubclass(cls, Sampler)
     if not (is_sampler and cls.takes_prior_mean):
         raise TypeError(f"sampler must be a class of sampler that takes prior_mean, got {sampler!r}")
