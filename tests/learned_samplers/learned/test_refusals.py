@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from learned_samplers.learned import weights
+from learned_samplers.learned.averages import update_averages
 from learned_samplers.learned.cards import registered
-from learned_samplers.learned.features import feature_set_named, update_averages
+from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.kinetic import KineticSettings
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings

@@ -7,7 +7,7 @@ import torch
 
 import pretrained
 from learned_samplers.learned import weights
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.sampler import REGISTRY
 from tests.learned_samplers.learned.cases import make_card, make_network, parameter

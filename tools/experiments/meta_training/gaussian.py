@@ -12,7 +12,7 @@ from torch import Tensor
 from learned_samplers.base.operations import as_number
 from learned_samplers.checks import check_sampler
 from learned_samplers.learned.badge import EARNING
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e import L2E
 from learned_samplers.learned.measures import assumption_violation, flat_states, term_contributions
 from learned_samplers.learned.sampler import LearnedSampler
