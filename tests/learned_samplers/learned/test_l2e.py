@@ -208,5 +208,6 @@ def test_a_step_passes_few_files_and_functions():
         for p in params:
             p.grad = torch.randn_like(p)
         files, functions = passed(sampler.step)
+    functions = {function for function in functions if "<genexpr>" not in function}
     assert len(files) <= 11, sorted(files)
     assert len(functions) <= 55, sorted(functions)
