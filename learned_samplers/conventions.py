@@ -72,18 +72,18 @@ def convert(source: str, target: str, *, num_data: float, **values: float) -> di
     return {k: v for k, v in _from_ours(target, num_data, ours).items() if v is not None}
 
 
-def _to_ours(source: str, n: float, given: dict[str, float]) -> dict[str, Any]:
-    step = given[PARAMETRISATIONS[source][0]]
-    decay = given.get("momentum_decay")
-    if "momentum" in given:
-        decay = 1 - given["momentum"]
-    elif "friction" in given:
-        decay = given["friction"] * step
+def _to_ours(source: str, n: float, values: dict[str, float]) -> dict[str, Any]:
+    step = values[PARAMETRISATIONS[source][0]]
+    decay = values.get("momentum_decay")
+    if "momentum" in values:
+        decay = 1 - values["momentum"]
+    elif "friction" in values:
+        decay = values["friction"] * step
     return {
         "lr": _LR[source][0](step, n),
         "momentum_decay": decay,
-        "temperature": given.get("temperature", 1.0),
-        "prior_precision": given.get("prior_precision", given.get("weight_decay", 0.0) * n),
+        "temperature": values.get("temperature", 1.0),
+        "prior_precision": values.get("prior_precision", values.get("weight_decay", 0.0) * n),
     }
 
 

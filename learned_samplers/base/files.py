@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+import stat
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ def write_atomically(path: Path, data: bytes, *, clean: bool = True) -> None:
     are removed first, which takes a look at the whole folder.
 
     Raises:
+        ValueError: the path is that of a device, a pipe or a socket.
         OSError: the system's errno (ENOSPC for a full disk) with the path; the temporary file is removed.
     """
     write_together({path: data}, clean=clean)
@@ -37,12 +39,13 @@ def write_together(files: Mapping[Path, bytes], *, clean: bool = True) -> None:
     All contents are on the disk before the first one takes its place, so that a full disk changes none.
 
     Raises:
-        OSError: as `write_atomically`.
+        ValueError, OSError: as `write_atomically`.
     """
     temporaries = {path: path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp") for path in files}
     path = next(iter(files))
     try:
         for path, data in files.items():
+            refuse_special(path)
             if clean:
                 _remove_leftovers(path)
             if path.is_dir():
@@ -68,6 +71,16 @@ def write_together(files: Mapping[Path, bytes], *, clean: bool = True) -> None:
             os.close(descriptor)
 
 
+def refuse_special(path: Path) -> None:
+    """Raise ValueError if there is a device, a pipe or a socket at a path, where a file is to be."""
+    try:
+        mode = path.stat().st_mode  # asked once: a lock may be removed at any time
+    except OSError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ValueError(f"{path} is a device, a pipe or a socket, and no file: nothing was written")
+
+
 def append(path: Path, size: int, data: bytes) -> None:
     """Append ``data`` after the first ``size`` bytes of a file; anything behind them is dropped.
 
@@ -76,19 +89,21 @@ def append(path: Path, size: int, data: bytes) -> None:
     Raises:
         OSError: as `write_atomically`; the file ends after ``size`` bytes again.
     """
-    with open(path, "r+b") as file:
-        try:
-            file.truncate(size)
-            file.seek(size)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                os.ftruncate(file.fileno(), size)
-            if isinstance(error, OSError):
-                raise _named(error, path, data) from error
-            raise
+    try:
+        with open(path, "r+b", buffering=0) as file:  # a buffer would be written once more when the file is closed
+            try:
+                file.truncate(size)
+                file.seek(size)
+                left = memoryview(data)
+                while left:
+                    left = left[file.write(left) :]
+                os.fsync(file.fileno())
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(file.fileno(), size)
+                raise
+    except OSError as error:
+        raise _named(error, path, data) from error
 
 
 def _remove_leftovers(path: Path) -> None:
@@ -173,6 +188,7 @@ class FolderLock:
         self._pid = os.getpid()
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, "no lock can be made in a folder that is not writable", str(folder))
+        refuse_special(self.path)  # to read a pipe would wait for ever
         content = None
         while content is None:
             before = _read(self.path)  # some versions of filelock empty the file where they try
@@ -195,9 +211,9 @@ class FolderLock:
 
     def _sign(self, lock: filelock.BaseFileLock, before: bytes) -> bytes | None:
         """Write our name into the file; what it holds then, None where its last holder has just removed it."""
-        owner = _read(self.path)
-        if owner and owner != before:
-            return owner  # the lock is the file itself, and says whose it is in filelock's own words
+        holder = _read(self.path)
+        if holder and holder != before:
+            return holder  # the lock is the file itself, and says whose it is in filelock's own words
         owner = {"pid": self._pid, "host": socket.gethostname(), "token": os.urandom(8).hex()}
         try:
             with open(self.path, "r+b") as file:

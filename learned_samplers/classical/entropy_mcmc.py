@@ -112,11 +112,11 @@ class EntropyMCMC(Sampler):
         A parameter without a guide (frozen, or before the first step) keeps its value. Do not step inside.
         """
         pairs = [(p, s["guide"]) for group in self.param_groups for p in group["params"] if (s := self.state.get(p))]
-        with torch.no_grad():
-            kept = [p.clone() for p, _ in pairs]
-            for p, guide in pairs:
-                p.copy_(guide)
+        kept = [p.detach().clone() for p, _ in pairs]
         try:
+            with torch.no_grad():
+                for p, guide in pairs:
+                    p.copy_(guide)
             yield
         finally:
             with torch.no_grad():

@@ -342,7 +342,8 @@ def network_at(
     if in_place and kernel.takes(phi, [parameter, gradient, *tensors], segments):
         decays = feature_set.average_decays, feature_set.second_moment_decays
         rows, means = kernel.means((gradient, parameter), segments, averages, decays)
-        run = run._replace(lr=float(lr), num_data=float(num_data))
+        if feature_set.context:  # without one lr and num_data may be tensors with a row for each member
+            run = run._replace(lr=float(lr), num_data=float(num_data))
         chain = CompiledFeatures(parameter, gradient, rows, means, segments, feature_set, run)
     else:
         when: dict[str, Any] = dict(step=step, segments=segments)

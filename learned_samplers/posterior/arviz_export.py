@@ -32,7 +32,7 @@ def to_arviz(
     Raises:
         ValueError: no chain or no sample, chains that differ in length or parameters, or an unknown name.
     """
-    chains = [one for chain in chains for one in (getattr(chain, "split", list)() or [chain])]
+    chains = [part for chain in chains for part in (getattr(chain, "split", list)() or [chain])]
     if not chains or not len(chains[0]):
         raise ValueError(f"chains must hold at least one sample each, got {list(chains)}")
     lengths = [len(chain) for chain in chains]
@@ -40,9 +40,11 @@ def to_arviz(
         raise ValueError(f"chains must hold the same number of samples, got {lengths}")
     shapes = {name: tuple(tensor.shape) for name, tensor in chains[0][0].items()}
     for number, chain in enumerate(chains):
-        other = {name: tuple(tensor.shape) for name, tensor in chain[0].items()}
-        if other != shapes:
-            raise ValueError(f"chains[{number}] has other parameters than chains[0]: {other} instead of {shapes}")
+        other_shapes = {name: tuple(tensor.shape) for name, tensor in chain[0].items()}
+        if other_shapes != shapes:
+            raise ValueError(
+                f"chains[{number}] has other parameters than chains[0]: {other_shapes} instead of {shapes}"
+            )
     names = list(shapes) if parameters is None else list(parameters)
     unknown = [name for name in names if name not in shapes]
     if unknown or not names:
@@ -78,5 +80,5 @@ def to_arviz(
     arviz = import_arviz()
     labels: dict[str, Any] = {"coords": {"parameter": coordinates}, "dims": {"weights": ["parameter"]}}
     # ArviZ 1 takes the groups in a dictionary, earlier ones by keyword.
-    one = int(arviz.__version__.partition(".")[0]) >= 1
-    return arviz.from_dict(groups, **labels) if one else arviz.from_dict(**groups, **labels)
+    takes_dictionary = int(arviz.__version__.partition(".")[0]) >= 1
+    return arviz.from_dict(groups, **labels) if takes_dictionary else arviz.from_dict(**groups, **labels)

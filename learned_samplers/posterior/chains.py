@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.func import functional_call
 
 from learned_samplers.base import validation
 from learned_samplers.base.guards import side_by_side
+from learned_samplers.posterior import batched_layers
 from learned_samplers.posterior.collection import SampleCollection
 from learned_samplers.posterior.network import buffers_of, parameters_of
 from learned_samplers.posterior.normalisation import normalisation_buffers
@@ -84,40 +84,30 @@ class Chains(nn.Module):
         validation.one_of("separate", separate, (True, False))
         if not networks or not all(isinstance(network, nn.Module) for network in networks):
             raise TypeError(
-                f"networks must be a sequence of torch modules, got {[type(each).__name__ for each in networks]}"
+                f"networks must be a sequence of torch modules, got {[type(item).__name__ for item in networks]}"
             )
         first = networks[0]
         if statistics := normalisation_buffers(first):
             raise ValueError(f"networks have running statistics ({statistics[0]!r}): chains cannot share them")
         named = [parameters_of(network) for network in networks]
         shared = [
-            {**buffers_of(n), **{k: p for k, p in own.items() if not p.requires_grad}}
-            for n, own in zip(networks, named)
+            {**buffers_of(network), **{name: p for name, p in parameters.items() if not p.requires_grad}}
+            for network, parameters in zip(networks, named, strict=True)
         ]
-        for position, (own, rest) in enumerate(zip(named, shared, strict=True)):
-            here, there = ({k: tuple(p.shape) for k, p in each.items()} for each in (own, named[0]))
-            if here != there or type(networks[position]) is not type(first):
-                raise ValueError(f"networks[{position}] has other parameters than networks[0]: {here} and {there}")
-            if str(networks[position]) != str(first):
-                lines = set(str(networks[position]).splitlines()) - set(str(first).splitlines())
-                raise ValueError(f"networks[{position}] has other layers than networks[0]: {sorted(lines)}")
-            if fixed := rest.keys() - shared[0].keys():
-                raise ValueError(f"networks[{position}]: {min(fixed)!r} is not sampled, but of networks[0] it is")
-            for name, tensor in shared[0].items():
-                if name not in rest or not same_values(tensor.detach(), rest[name].detach()):
-                    raise ValueError(f"networks[{position}]: {name!r} is not sampled and differs from networks[0]'s")
+        for position in range(1, len(networks)):
+            _refuse_other(networks, named, shared, position)
         self.names = [name for name in named[0] if name not in shared[0]]
         if not self.names:
             raise ValueError("networks have no parameter that requires a gradient")
         self.count = len(networks)
-        self._averaged = False  # whether that was told
+        self._was_told_of_mean = False
         self._network = [_empty_copy(first, "meta")]  # in a list: its weights are not this module's
         self._plan = _plan(first)
-        self._sequence = _sequence(self._plan or [], self.names)
+        self._batched_plan = batched_layers.plan_of(self._plan or [], self.names)
         self.separate = separate
-        stacks = [torch.stack([own[name].detach() for own in named]) for name in self.names]
+        stacks = [torch.stack([parameters[name].detach() for parameters in named]) for name in self.names]
         #: A tensor a name, or with ``separate`` the tensors of the first name, chain after chain, then of the next.
-        self.tensors = nn.ParameterList([x.clone() for each in stacks for x in each] if separate else stacks)
+        self.tensors = nn.ParameterList([x.clone() for stack in stacks for x in stack] if separate else stacks)
         for position, stack in enumerate(stacks):
             self.register_buffer(f"scale_{position}", torch.ones_like(stack))
         self._mark()
@@ -125,21 +115,19 @@ class Chains(nn.Module):
         self.shared_names = list(shared[0])
         for position, tensor in enumerate(shared[0].values()):
             self.register_buffer(f"shared_{position}", tensor.detach().clone())
-        precision = torch.as_tensor(prior_precision, dtype=self.tensors[0].dtype)
-        if precision.shape not in ((), (self.count,)) or not bool((precision.isfinite() & (precision >= 0)).all()):
-            raise ValueError(f"prior_precision must be a number ≥ 0, or {self.count} of them, got {prior_precision!r}")
+        precision = _validated_precision(prior_precision, self.count).to(self.tensors[0].dtype)
         self.register_buffer("prior_precision", precision)
 
     def weights(self) -> Tensors:
-        """θ of all chains by the name in one network, each of shape (K, ...)."""
+        """Return θ of all chains by the name in one network, each of shape (K, ...)."""
         return {name: p * s for name, p, s in zip(self.names, self._stacks(), self._scales(), strict=True)}
 
     def _theta(self) -> Tensors:
-        """:meth:`weights`, which may be the parameters themselves."""
+        """Return :meth:`weights`, which may be the parameters themselves."""
         return self.weights() if self._scaled else dict(zip(self.names, self._stacks(), strict=True))
 
     def _stacks(self) -> list[Tensor]:
-        """φ by the position of the name, each of shape (K, ...)."""
+        """Return φ by the position of the name, each of shape (K, ...)."""
         tensors = list(self.tensors)
         if not self.separate:
             return tensors
@@ -157,7 +145,7 @@ class Chains(nn.Module):
         return [self.get_buffer(f"scale_{position}") for position in range(len(self.names))]
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        """The outputs of all networks for the same inputs, with a leading axis of K."""
+        """Return the outputs of all networks for the same inputs, with a leading axis of K."""
         weights = self._theta()
         simple = self._plan is not None and len(inputs) == 1 and isinstance(inputs[0], Tensor) and not keywords
         if simple and (inputs[0].dim() == 2 or not any(isinstance(layer, tuple) for layer in self._plan or ())):
@@ -165,11 +153,11 @@ class Chains(nn.Module):
         network = self._network[0].train(self.training)
         shared = {name: self.get_buffer(f"shared_{position}") for position, name in enumerate(self.shared_names)}
 
-        def one(own: Tensors) -> Any:
-            return functional_call(network, {**own, **shared}, inputs, keywords)
+        def call(chain_weights: Tensors) -> Any:
+            return functional_call(network, {**chain_weights, **shared}, inputs, keywords)
 
         try:
-            return torch.vmap(one, randomness="different")(weights)
+            return torch.vmap(call, randomness="different")(weights)
         except RuntimeError as error:
             if "vmap" not in str(error) and "atching rule" not in str(error):
                 raise
@@ -179,15 +167,15 @@ class Chains(nn.Module):
             ) from error
 
     def _products(self, weights: Tensors, x: Tensor) -> Tensor:
-        """The forward of linear layers and activations as batched matrix products."""
+        """Return the outputs of linear layers and activations, as batched matrix products."""
         h = x.reshape(-1, x.shape[-1]).expand(self.count, -1, -1)
-        if self._sequence and _is_plain(h, *weights.values()):
-            h = _Sequence.apply(self._sequence, h, *weights.values())
+        if self._batched_plan and batched_layers.can_run(h, *weights.values()):
+            h = batched_layers.BatchedLayers.apply(self._batched_plan, h, *weights.values())
             return h if x.dim() == 2 else h.reshape(self.count, *x.shape[:-1], h.shape[-1])
         for layer in self._plan or ():
             if isinstance(layer, tuple):
-                name, other = layer
-                call = partial(functional_call, other.train(self.training))
+                name, module = layer
+                call = partial(functional_call, module.train(self.training))
                 h = torch.vmap(call, randomness="different")(_inside(name, weights), h)
             elif isinstance(layer, str):
                 bias = weights.get(f"{layer}.bias")
@@ -201,18 +189,18 @@ class Chains(nn.Module):
         return h if x.dim() == 2 else h.reshape(self.count, *x.shape[:-1], h.shape[-1])
 
     def losses(self, loss: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
-        """``loss(outputs, targets)`` of each chain, (K,), for a loss of one network such as ``cross_entropy``.
+        """Return ``loss(outputs, targets)`` of each chain, (K,), for a loss of one network such as ``cross_entropy``.
 
         Warns once where their mean is taken in the place of the sum: each chain's likelihood would be K times too weak.
         """
-        found: Tensor = torch.vmap(loss, in_dims=(0, None))(outputs, targets)
-        if found.requires_grad and not self._averaged:
-            found.register_hook(self._refuse_mean)
-        return found
+        losses: Tensor = torch.vmap(loss, in_dims=(0, None))(outputs, targets)
+        if losses.requires_grad and not self._was_told_of_mean:
+            losses.register_hook(self._warn_of_mean)
+        return losses
 
-    def _refuse_mean(self, slopes: Tensor) -> None:
-        if self.count > 1 and not self._averaged and bool((slopes == 1 / self.count).all()):
-            self._averaged = True
+    def _warn_of_mean(self, slopes: Tensor) -> None:
+        if self.count > 1 and not self._was_told_of_mean and bool((slopes == 1 / self.count).all()):
+            self._was_told_of_mean = True
             warnings.warn(
                 f"the losses of {self.count} chains each count 1/{self.count}: take losses.sum().backward(), not their "
                 "mean, which makes every chain's likelihood so much weaker (a sum over as many minibatches as chains, "
@@ -221,7 +209,7 @@ class Chains(nn.Module):
             )
 
     def prior_energy(self) -> Tensor:
-        """½λ‖θ‖² of each chain, (K,)."""
+        """Return ½λ‖θ‖² of each chain, (K,)."""
         weights = torch.cat([w.reshape(self.count, -1) for w in self._theta().values()], 1)
         return 0.5 * self.get_buffer("prior_precision") * weights.square().sum(1)
 
@@ -258,7 +246,7 @@ class Chains(nn.Module):
         self._mark()
 
     def split(self, samples: SampleCollection) -> SampleCollection:
-        """The samples of these chains as a collection of *one* network that knows which chain each is from.
+        """Return the samples of these chains as a collection of *one* network that knows which chain each is from.
 
         Args:
             samples: a `PosteriorSamples` of this module (or one that was loaded with it). Samples stay where they are.
@@ -279,7 +267,8 @@ class Chains(nn.Module):
         with torch.no_grad():
             for name, tensor in {**parameters_of(model), **buffers_of(model)}.items():
                 tensor.copy_(({name: w[0] for name, w in self.weights().items()} | (store.fixed or {}))[name])
-        return SampleCollection(model, store, {"shapes": shapes, "buffers": "refuse"})
+        origin = {name: value for name, value in samples._settings.items() if name == "origin"}
+        return SampleCollection(model, store, {"shapes": shapes, "buffers": "refuse", **origin})
 
 
 class _Unstacked:
@@ -301,15 +290,44 @@ class _Unstacked:
 
     def read(self, index: int) -> Tensors:
         position, chain = self._places[index]
-        all_chains, found = self._store.read(position), {}
+        stored, weights = self._store.read(position), {}
         for k, (name, scale) in enumerate(zip(self._names, self._scales, strict=True)):
-            own = all_chains[f"tensors.{k * self._count + chain}"] if self._count else all_chains[f"tensors.{k}"][chain]
-            found[name] = own * scale[chain].to(own)
-        return found
+            tensor = stored[f"tensors.{k * self._count + chain}"] if self._count else stored[f"tensors.{k}"][chain]
+            weights[name] = tensor * scale[chain].to(tensor)
+        return weights
+
+
+def _refuse_other(
+    networks: Sequence[nn.Module], named: Sequence[Mapping[str, Tensor]], shared: Sequence[Tensors], position: int
+) -> None:
+    """Raise ValueError unless the network at a position has the first one's layers and unsampled tensors."""
+    first, network, label = networks[0], networks[position], f"networks[{position}]"
+    shapes, first_shapes = ({name: tuple(p.shape) for name, p in named[k].items()} for k in (position, 0))
+    if shapes != first_shapes or type(network) is not type(first):
+        raise ValueError(f"{label} has other parameters than networks[0]: {shapes} and {first_shapes}")
+    if str(network) != str(first):
+        lines = set(str(network).splitlines()) - set(str(first).splitlines())
+        raise ValueError(f"{label} has other layers than networks[0]: {sorted(lines)}")
+    if fixed := shared[position].keys() - shared[0].keys():
+        raise ValueError(f"{label}: {min(fixed)!r} is not sampled, but of networks[0] it is")
+    for name, tensor in shared[0].items():
+        if name not in shared[position] or not same_values(tensor.detach(), shared[position][name].detach()):
+            raise ValueError(f"{label}: {name!r} is not sampled and differs from networks[0]'s")
+
+
+def _validated_precision(value: Any, count: int) -> Tensor:
+    """Return λ as a tensor; TypeError or ValueError unless it is a number ≥ 0, or one for each of ``count`` chains."""
+    try:
+        precision = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"prior_precision must be a number, or {count} of them, got {value!r}") from error
+    if precision.shape not in ((), (count,)) or not bool((precision.isfinite() & (precision >= 0)).all()):
+        raise ValueError(f"prior_precision must be a number ≥ 0, or {count} of them, got {value!r}")
+    return precision
 
 
 def _empty_copy(network: nn.Module, device: torch.device | str) -> nn.Module:
-    """A copy without values on a device, in which tied weights stay one tensor, as they do not in ``Module.to``."""
+    """Return a copy without values on a device, in which tied weights stay one tensor, unlike in ``Module.to``."""
     memo: dict[int, Any] = {}
     for tensor in (*network.parameters(), *network.buffers()):
         empty = torch.empty_like(tensor, device=device)
@@ -318,7 +336,7 @@ def _empty_copy(network: nn.Module, device: torch.device | str) -> nn.Module:
 
 
 def _plan(network: nn.Module) -> list[Any] | None:
-    """The layers of a sequence in order: a linear one's name, an activation, or a name with any other layer.
+    """Return the layers of a sequence in order: a linear one's name, an activation, or a name with any other layer.
 
     None for a network that is no plain sequence, or in which a layer is used twice, has hooks, or is not sampled.
     """
@@ -331,111 +349,14 @@ def _plan(network: nn.Module) -> list[Any] | None:
         return None
     plan: list[Any] = []
     for name, layer in network.named_children():
-        pointwise = type(layer) in POINTWISE
-        other = copy.deepcopy(layer) if pointwise else (name, copy.deepcopy(layer).to("meta"))
-        plan.append(name if type(layer) is nn.Linear else other)
+        if type(layer) is nn.Linear:
+            plan.append(name)
+        else:
+            is_pointwise = type(layer) in POINTWISE
+            plan.append(copy.deepcopy(layer) if is_pointwise else (name, copy.deepcopy(layer).to("meta")))
     return plan
 
 
-def _sequence(plan: Sequence[Any], names: Sequence[str]) -> list[Any] | None:
-    """The plan of `_Sequence`, if it is one for it: linear layers, and tanh or ReLU after each."""
-    found: list[Any] = []
-    for layer in plan:
-        activation = type(layer) in (nn.Tanh, nn.ReLU)
-        if not isinstance(layer, str) and not (activation and found and isinstance(found[-1], int)):
-            return None
-        found.append(type(layer) if activation else 1 + (f"{layer}.bias" in names))
-    return found
-
-
-def _is_plain(*tensors: Tensor) -> bool:
-    """Whether these are tensors of a CPU of one precision, of which no transform, compiler or autocast makes others."""
-    first = tensors[0]
-    return (
-        first.dtype in (torch.float32, torch.float64)
-        and all(t.is_cpu and t.dtype is first.dtype for t in tensors)
-        and not (torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
-        and torch._C._functorch.maybe_current_level() is None
-        and forward_ad._current_level < 0
-    )
-
-
-class _Sequence(torch.autograd.Function):
-    """Linear layers with tanh or ReLU after them, of all chains, with a gradient by hand unless a graph of it is asked.
-
-    ``plan`` holds for each layer how many tensors it has (1 or 2: a bias) or the activation's type.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, plan: Sequence[Any], x: Tensor, *weights: Tensor) -> Tensor:
-        h, rest, kept = x, list(weights), list[Tensor]()
-        for layer in plan:
-            if isinstance(layer, int):
-                weight, *bias = (rest.pop(0) for _ in range(layer))
-                kept.append(h)
-                h = torch.baddbmm(bias[0][:, None], h, weight.mT) if bias else torch.bmm(h, weight.mT)
-            else:
-                h = h.clamp_(min=0) if layer is nn.ReLU else _tanh_(h)
-                kept.append(h)
-        ctx.plan, ctx.count = plan, len(weights)
-        ctx.save_for_backward(x, *weights, *kept)
-        return h
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        x, saved = ctx.saved_tensors[0], ctx.saved_tensors[1:]
-        weights, kept = saved[: ctx.count], list(saved[ctx.count :])
-        if torch.is_grad_enabled():  # with create_graph
-            wanted = [t for t, needed in zip((x, *weights), ctx.needs_input_grad[1:], strict=True) if needed]
-            slopes = iter(torch.autograd.grad(_layers(ctx.plan, x, *weights), wanted, gradient, create_graph=True))
-            return None, *(next(slopes) if needed else None for needed in ctx.needs_input_grad[1:])
-        found, rest = list[Tensor](), list(weights)
-        for place in range(len(ctx.plan) - 1, -1, -1):
-            layer, h = ctx.plan[place], kept.pop()
-            if isinstance(layer, int):
-                if layer == 2:
-                    rest.pop()
-                    found.append(gradient.sum(1))
-                wide = gradient.shape[-1] > h.shape[-1]  # a product whose result is tall takes several times as long
-                found.append(torch.bmm(h.mT, gradient).mT if wide else torch.bmm(gradient.mT, h))
-                if place or ctx.needs_input_grad[1]:
-                    gradient = torch.bmm(gradient, rest[-1])
-                rest.pop()
-            elif layer is nn.ReLU:
-                gradient = torch.ops.aten.threshold_backward(gradient, h, 0)
-            else:
-                gradient = torch.ops.aten.tanh_backward(gradient, h)
-        return None, gradient if ctx.needs_input_grad[1] else None, *reversed(found)
-
-
-def _layers(plan: Sequence[Any], h: Tensor, *weights: Tensor) -> Tensor:
-    """What `_Sequence` computes, as autograd sees it."""
-    rest = list(weights)
-    for layer in plan:
-        if isinstance(layer, int):
-            weight, *bias = (rest.pop(0) for _ in range(layer))
-            h = torch.baddbmm(bias[0][:, None], h, weight.mT) if bias else torch.bmm(h, weight.mT)
-        else:
-            h = h.relu() if layer is nn.ReLU else h.tanh()
-    return h
-
-
-#: Up to here tanh x is x to 10⁻⁷.
-_NEAR = 0.006
-_PIECE = 2**16
-
-
-def _tanh_(x: Tensor) -> Tensor:
-    """tanh in place. In single precision 2σ(2x) − 1, which torch computes faster, and x itself near zero."""
-    if x.dtype is not torch.float32:
-        return x.tanh_()
-    for part in x.view(-1).split(_PIECE):  # of which the copies stay in the cache
-        near = part.clamp(-_NEAR, _NEAR)
-        part.mul_(2).sigmoid_().mul_(2).sub_(1)
-        part.add_(near.sub_(part.clamp(-_NEAR, _NEAR)))
-    return x
-
-
 def _inside(layer: str, weights: Tensors) -> Tensors:
-    """The weights of one layer by their names within it."""
+    """Return the weights of one layer by their names within it."""
     return {name.removeprefix(f"{layer}."): w for name, w in weights.items() if name.startswith(f"{layer}.")}

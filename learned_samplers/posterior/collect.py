@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from learned_samplers.base import validation
 from learned_samplers.base.guards import broken_off
 from learned_samplers.base.guards.replicas import writes
-from learned_samplers.posterior import compiled
 from learned_samplers.posterior.collection import SampleCollection
-from learned_samplers.posterior.network import parameters_of, refuse_scripted, tensors_of
+from learned_samplers.posterior.compiled import HookedSteps
+from learned_samplers.posterior.network import parameters_of, refuse_scripted
 from learned_samplers.posterior.normalisation import validate_policy
 from learned_samplers.posterior.on_disk import FolderStore, RecordsStore
+from learned_samplers.posterior.resume import SavedState
 from learned_samplers.posterior.snapshots import (
     Snapshots,
     on_device,
@@ -34,22 +35,20 @@ from learned_samplers.posterior.store import (
     Entry,
     MemoryStore,
     Progress,
-    compare_settings,
     shapes_to_go_on,
-    validate_counts,
 )
-from learned_samplers.posterior.tensor_files import Tensors, require_finite
+from learned_samplers.posterior.tensor_files import Tensors
+from learned_samplers.posterior.verdict import Origin
 from learned_samplers.posterior.watch import Watch
 
 
-class PosteriorSamples(SampleCollection):
+class PosteriorSamples(SampleCollection, HookedSteps):
     r"""Collects the weights that a sampler visits, and predicts with their average.
 
-    Attaches itself to the sampler's ``step``; the training loop stays as it is::
+    Attaches itself to the sampler's ``step``::
 
         sampler = SGHMC(model.parameters(), lr=0.1, num_data=len(train_set))
-        posterior = PosteriorSamples(model, sampler, burn_in=1000, thinning=100)
-        ...  # train
+        posterior = PosteriorSamples(model, sampler, burn_in=1000, thinning=100)  # and train
         probabilities = posterior.predict(test_inputs)
 
     **Which states are kept.** After ``burn_in`` steps every ``thinning``-th state, while the sampler is sampling. A
@@ -58,8 +57,8 @@ class PosteriorSamples(SampleCollection):
     came later. So a cyclical sampler's steps are counted from the start of each sampling phase: every phase of n steps
     gives the same ⌊n / ``thinning``⌋ states, and one that gives none raises ValueError at its end. Steps are
     ``sampler.step_count``. For an optimizer without it, such as those of ``torch.optim``, whose trajectory is then
-    averaged, they are counted from when this object was made. A sampler with ``sampled_params()`` (`IVON`) is asked
-    for a fresh draw, which takes numbers from its random number generator.
+    averaged, they are counted from when this object was made. A sampler with ``sampled_params()`` (`IVON`) is asked for
+    a fresh draw, which takes numbers from its random number generator.
 
     **Memory.** With ``max_samples`` = M the collection is thinned as it grows: when a state is due and M are held,
     every second one is dropped, and from then on only every second state that is due is kept. So the kept ones are
@@ -69,23 +68,20 @@ class PosteriorSamples(SampleCollection):
     collected, and a line of ``index.jsonl`` names it; each write is whole or absent, and has a checksum. A folder that
     exists is continued: load the state dict saved beside the sampler's, or call :meth:`restart` to begin again. Without
     either a sampler goes on if its ``step_count`` is beyond the last sample's, and any other optimizer is refused at
-    its first step. One collector at a time writes to a folder, from construction to :meth:`detach` or the end of the
-    process; another one is refused.
+    its first step. One collector at a time writes to a folder, until :meth:`detach` or the end of the process.
 
     **Parameters.** Those in the sampler's groups that require a gradient are sampled; a tied parameter is one
     parameter. The first sample settles which these are: a layer that joins before it (a backbone that is unfrozen at
     some epoch) is sampled, and one that joins later is an error. A layer that is frozen again later gets one warning,
     because its values are repeated. The model's other parameters are stored once and must not change between samples.
     With ``store_frozen=False`` those without gradient are not stored at all; a fingerprint says later whether the model
-    has them. Names are those of the plain network, without the ``module.`` of ``DistributedDataParallel`` or the
-    ``_orig_mod.`` of ``torch.compile``.
+    has them. Names are those of the plain network, without what DDP, FSDP, Fabric or ``torch.compile`` add.
 
-    **Buffers.** ``"refuse"``: the model has no normalisation layer with running statistics, and its buffers, if any,
-    are constant: stored once, and a change between samples is an error. ``"snapshot"``: every sample holds a copy of
-    all buffers; the running statistics are then those of the trajectory and lag behind the weights. ``"reestimate"``:
-    every sample's running statistics are computed from data by :meth:`reestimate_buffers` before predicting. Layers in
-    evaluation mode at the samples (a frozen backbone) keep theirs, which are stored once; a layer's mode must be the
-    same at all samples.
+    **Buffers.** ``"refuse"``: no normalisation layer in training mode has running statistics, and buffers are constant:
+    stored once, and a change between samples is an error. ``"snapshot"``: every sample holds a copy of all buffers; the
+    running statistics are then those of the trajectory and lag behind the weights. ``"reestimate"``: every sample's
+    running statistics are computed from data by :meth:`reestimate_buffers` before predicting. Layers in evaluation mode
+    (a frozen backbone) keep theirs, which are stored once; a layer's mode must be the same at all samples.
 
     Args:
         model: the network whose parameters the sampler moves.
@@ -135,6 +131,7 @@ class PosteriorSamples(SampleCollection):
         validation.integer("thinning", thinning)
         if max_samples is not None:
             validation.integer("max_samples", max_samples)
+        validation.truth("store_frozen", store_frozen)
         self.burn_in, self.thinning, self.max_samples = burn_in, thinning, max_samples
         self.dtype = validate_dtype(dtype)
         self.device, self.path = validate_device(device), None if path is None else Path(path)
@@ -147,6 +144,7 @@ class PosteriorSamples(SampleCollection):
             "dtype": None if dtype is None else str(dtype),
             "buffers": buffers,
             "shapes": {name: list(parameter.shape) for name, parameter in sampled.items()},
+            "origin": asdict(Origin.of(sampler, model)),
         }
         store: MemoryStore | FolderStore = MemoryStore()
         if path is not None:
@@ -168,57 +166,15 @@ class PosteriorSamples(SampleCollection):
         self._has_stepped = False
         self._watch = Watch()
         self._frozen_since: set[str] = set()
-        self._trainable: dict[str, bool] = {}
         self._sampler: Optimizer | None = sampler
         self._order()
         self._counts = not hasattr(sampler, "step_count")
-        # Of an optimizer that counts no steps nobody knows where in the folder's chain it is.
         self._step_is_known = not (self._counts and self._progress.last_step)
-        self._remember_varying()
-        self._token, self._key = torch.zeros(1), compiled.register(self._after_compiled_step)
-        self._handle = sampler.register_step_post_hook(self._on_step)
+        self._hook(sampler)
 
     # -- collecting -----------------------------------------------------------------------------------------------
 
-    def _on_step(self, sampler: Any, args: Any = None, kwargs: Any = None) -> None:
-        step = -1 if self._counts else int(sampler.step_count)
-        sampling, cycle = bool(getattr(sampler, "is_sampling", True)), int(getattr(sampler, "cycle", 0))
-        if torch.compiler.is_compiling():
-            tensors = [tensor.detach() for tensor in self._varying.values()]
-            torch.ops.learned_samplers.collect(self._token, tensors, self._key, step, sampling, cycle)
-        else:
-            self._after_step(step, sampling, cycle)
-
-    def _after_compiled_step(self, step: int, sampling: bool, cycle: int, tensors: list[Tensor]) -> None:
-        if hasattr(self._sampler, "sampled_params"):
-            raise RuntimeError(
-                f"a draw of {type(self._sampler).__name__} cannot be collected inside torch.compile: compile the model "
-                "instead of the step"
-            )
-        self._refuse_unseen()
-        present = tensors_of(self.model)
-        replaced = [name for name, tensor in self._varying.items() if present[name] is not tensor]
-        if replaced:
-            raise RuntimeError(
-                f"{replaced[0]!r} was replaced since PosteriorSamples was made: make it after model.to()"
-            )
-        self._after_step(step, sampling, cycle, dict(zip(self._varying, tensors, strict=True)))
-
-    def _refuse_unseen(self) -> None:
-        """Raise RuntimeError where ``requires_grad`` has changed in a way that a compiled step does not see.
-
-        Without a gradient it is compiled again; with one it goes on as it was.
-        """
-        own, before = parameters_of(self.model), self._trainable
-        self._trainable = {name: p.requires_grad for name, p in own.items()}
-        for name, now in self._trainable.items():
-            if now != before.get(name, now) and own[name].grad is not None:
-                raise RuntimeError(
-                    f"a compiled step does not see that {name!r} was {'unfrozen' if now else 'frozen'}: call "
-                    "torch.compiler.reset() and make a new PosteriorSamples after that"
-                )
-
-    def _after_step(self, step: int, sampling: bool, cycle: int, given: Tensors | None = None) -> None:
+    def _after_step(self, step: int, sampling: bool, cycle: int, tensors: Tensors | None = None) -> None:
         before = self._progress
         if not self._step_is_known and self.path is not None:
             place = f"({type(self._sampler).__name__}) counts no steps, so that its place in a chain is not known"
@@ -239,7 +195,7 @@ class PosteriorSamples(SampleCollection):
         self._progress = replace(before, last_step=step)
         count = step - max(self.burn_in, before.phase_start)
         if count > 0 and count % self.thinning == 0:
-            self._keep(step, cycle, given)
+            self._keep(step, cycle, tensors)
 
     def _gone_back(self, step: int) -> str:
         seen = self._progress.last_step
@@ -251,14 +207,14 @@ class PosteriorSamples(SampleCollection):
         )
 
     def _another_chain(self, place: str) -> str:
-        """The error where a sampler, at ``place``, does not go on from where the chain in the folder ends."""
+        """Describe, for an error, that a sampler, at ``place``, does not go on where the folder's chain ends."""
         return (
             f"the sampler {place}, but {self.path} holds a chain up to step {self._progress.last_step}: to continue "
             "it, load the state dicts of the sampler and of PosteriorSamples from their checkpoint; to begin it again, "
             f"call restart() on this object, or delete {self.path}"
         )
 
-    def _keep(self, step: int, cycle: int, given: Tensors | None) -> None:
+    def _keep(self, step: int, cycle: int, tensors: Tensors | None) -> None:
         """Keep the present state, or a draw from the present Gaussian, if it survives ``max_samples``.
 
         On any error nothing but the step count has moved.
@@ -266,16 +222,16 @@ class PosteriorSamples(SampleCollection):
         number, stride, entries = self._progress.candidates + 1, self._progress.stride, self._store.entries
         if number % stride == 0 and self.max_samples is not None and len(entries) >= self.max_samples:
             stride *= 2
-            entries = [each for each in entries if each.number % stride == 0]
+            entries = [entry for entry in entries if entry.number % stride == 0]
         progress = replace(self._progress, candidates=number, stride=stride)
         added: dict[Entry, Tensors] = {}
         entry = Entry(step, cycle, number)
         before = self._store.fixed, self._store.frozen
-        self._follow_sampler(step, may_join=given is None)
+        self._follow_sampler(step, may_join=tensors is None)
         try:
             if number % stride == 0:
                 with torch.no_grad(), getattr(self._sampler, "sampled_params", nullcontext)():
-                    added = {entry: self._snapshots.take(step, given)}
+                    added = {entry: self._snapshots.take(step, tensors)}
                 if self._store.fixed is None:
                     self._store.set_fixed(*self._snapshots.first_unsampled())
                 self._snapshots.validate_unsampled(self._store, step)
@@ -283,7 +239,10 @@ class PosteriorSamples(SampleCollection):
             if added or stride != self._progress.stride:
                 self._store.commit(entries, added, progress)
         except BaseException:
-            self._store.fixed, self._store.frozen = before
+            if added and entry in self._store.entries:  # broken off when it was on the disk already
+                self._progress = progress
+            else:
+                self._store.fixed, self._store.frozen = before
             raise
         self._progress = progress
         if added:
@@ -326,26 +285,23 @@ class PosteriorSamples(SampleCollection):
             )
 
     def _frozen_now(self) -> set[str]:
-        """What earlier samples hold and the sampler no longer moves."""
+        """Return the names that earlier samples hold and the sampler no longer moves."""
         if self._sampler is None:
             return set(self._snapshots.names)
         moved = {id(p) for group in self._sampler.param_groups for p in group["params"] if p.requires_grad}
-        own = parameters_of(self.model)
-        return {name for name in self._snapshots.names if id(own[name]) not in moved}
+        parameters = parameters_of(self.model)
+        return {name for name in self._snapshots.names if id(parameters[name]) not in moved}
 
     def _sample_these(self, shapes: dict[str, list[int]]) -> None:
         self._settings["shapes"] = shapes
         self._snapshots.names = list(shapes)
         self._remember_varying()
 
-    def _remember_varying(self) -> None:
-        tensors = tensors_of(self.model)
-        self._varying = {name: tensors[name] for name in self._snapshots.varying_names()}
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "PosteriorSamples is attached to its sampler and cannot be copied or pickled: copy model and sampler, "
-            "make a new PosteriorSamples, and load the state_dict() of this one into it"
+            "PosteriorSamples is attached to its sampler and cannot be copied or pickled: posterior.save(path) writes "
+            "its samples to a file; to go on collecting, copy model and sampler, make a new PosteriorSamples, and load "
+            "the state_dict() of this one into it"
         )
 
     def detach(self) -> None:
@@ -373,7 +329,7 @@ class PosteriorSamples(SampleCollection):
     # -- resuming -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on collecting in another process, loadable with ``torch.load(weights_only=True)``.
+        """Return everything needed to go on collecting, loadable with ``torch.load(weights_only=True)``.
 
         Holds the samples themselves, or with ``path`` only which files they are. Save it together with the sampler's.
 
@@ -393,7 +349,7 @@ class PosteriorSamples(SampleCollection):
         }
 
     def _order(self) -> list[list[str]]:
-        """The names of the sampler's parameters, by group and in its order, by which its own saved state has them."""
+        """Return the names of the sampler's parameters, by group and in the order in which its saved state has them."""
         if self._sampler is not None:
             names = {id(p): name for name, p in parameters_of(self.model).items()}
             groups = [[id(p) for p in group["params"]] for group in self._sampler.param_groups]
@@ -412,69 +368,33 @@ class PosteriorSamples(SampleCollection):
                 its parameters in another order (whose state would give each the momentum of another); it is
                 incomplete, names a file that is missing, or holds weights that are not finite.
         """
-        store, settings = self._store, self._settings
-        try:
-            compare_settings({**settings, "shapes": None}, {**state["settings"], "shapes": None}, "the state dict")
-            shapes, since = dict(state["settings"]["shapes"]), set(state["frozen_since"])
-            progress = Progress(**state["progress"])
-            entries = [Entry(**entry) for entry in state["entries"]]
-            samples, fixed, frozen = state["samples"], state["fixed"], dict(state["frozen"])
-            _compare_order(self._order(), state["order"])
-            if samples is not None and len(samples) != len(entries):
-                raise ValueError(f"the state dict lists {len(entries)} samples and holds {len(samples)}")
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a state dict of PosteriorSamples ({type(error).__name__}: {error})") from error
-        validate_counts("the state dict", progress, *entries)
-        shapes = self._shapes_of(shapes, since) if entries or fixed is not None else dict(settings["shapes"])
+        saved = SavedState.of(state, self._settings, self._order())
+        begins = bool(saved.entries) or saved.fixed is not None
+        shapes = self._shapes_of(saved) if begins else dict(self._settings["shapes"])
         on_disk = self.path is not None
-        if (samples is None) != on_disk:
-            kinds = ("in memory", "on disk")
-            raise ValueError(f"the state dict's samples are {kinds[not on_disk]}, this collection's {kinds[on_disk]}")
+        if (saved.samples is None) != on_disk:
+            where = ("in memory", "on disk")
+            raise ValueError(f"the state dict's samples are {where[not on_disk]}, this collection's {where[on_disk]}")
+        entries, progress = saved.entries, saved.progress
         if on_disk:
-            progress = replace(progress, stride=max(progress.stride, store.progress.stride))
+            progress = replace(progress, stride=max(progress.stride, self._store.progress.stride))
             entries = [entry for entry in entries if entry.number % progress.stride == 0]
-        added = {} if samples is None else {entry: dict(s) for entry, s in zip(entries, samples, strict=True)}
-        for entry, sample in added.items():
-            held = {name: list(sample[name].shape) for name in shapes if name in sample}
-            compare_settings({"shapes": shapes}, {"shapes": held}, f"the sample of step {entry.step}")
-            require_finite(f"the sample of step {entry.step}", sample, shapes)
-            added[entry] = on_device(sample, self.device)
+        added = saved.validated_samples(shapes, self.device)
+        fixed = None if saved.fixed is None else on_device(saved.fixed, self.device)
         if fixed is not None:
-            fixed = on_device(fixed, self.device)
             # First, because writing it can fail; alone it changes nothing that is read.
-            store.set_fixed(fixed, frozen)
-        store.commit(entries, added, progress, delete=False)
-        store.fixed, store.frozen = fixed, frozen
-        self._frozen_since = since
+            self._store.set_fixed(fixed, saved.frozen)
+        self._store.commit(entries, added, progress, delete=False)
+        self._store.fixed, self._store.frozen = fixed, saved.frozen
+        self._frozen_since = saved.frozen_since
         self._sample_these(shapes)
         self._begin_from(progress)
 
-    def _shapes_of(self, theirs: dict[str, list[int]], since: set[str]) -> dict[str, list[int]]:
-        """The shapes of what a state dict's samples hold, if the chain can go on with them."""
-        present = parameters_of(self.model)
+    def _shapes_of(self, saved: SavedState) -> dict[str, list[int]]:
+        """Return the shapes of what a state dict's samples hold, if the chain can go on with them."""
         ours = dict(self._settings["shapes"])
         if self._sampler is not None:
             ours = {name: list(p.shape) for name, p in sampled_parameters(self.model, self._sampler).items()}
-        found = shapes_to_go_on(ours, theirs, present, "the state dict")
-        frozen = [name for name in theirs if name not in ours and name not in since]
-        if frozen:
-            raise ValueError(
-                f"{frozen[0]!r} is sampled in the state dict and frozen here, or not with the sampler ({len(frozen)} "
-                "such in all): unfreeze it by requires_grad_(True) and give it to the sampler before the run goes on "
-                "(Lightning's BackboneFinetuning freezes its backbone again when a run is resumed)"
-            )
-        return found
-
-
-def _compare_order(ours: list[list[str]], theirs: list[list[str]]) -> None:
-    """Raise ValueError where groups of the same lengths hold the same names in another order."""
-    if [*map(len, ours)] != [*map(len, theirs)]:  # a sampler refuses a state of other groups than its own
-        return
-    here, there = [name for group in ours for name in group], [name for group in theirs for name in group]
-    swapped = [pair for pair in zip(there, here, strict=True) if pair[0] != pair[1]]
-    if swapped and sorted(here) == sorted(there):
-        raise ValueError(
-            f"the state dict was saved beside a sampler with its parameters in another order: {swapped[0][0]!r} where "
-            f"this one has {swapped[0][1]!r}. A sampler's saved state numbers its parameters, so each would get the "
-            "momentum of another: give the sampler its parameters in that order"
-        )
+        shapes = shapes_to_go_on(ours, saved.shapes, parameters_of(self.model), "the state dict")
+        saved.refuse_frozen(ours)
+        return shapes

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,8 @@ from learned_samplers.posterior.network import (
     with_plain_names,
 )
 from learned_samplers.posterior.normalisation import normalisation_buffers, validate_policy
-from learned_samplers.posterior.on_disk import read_collection, save_collection, validate_network
 from learned_samplers.posterior.predict import Predictive
+from learned_samplers.posterior.saved_file import read_collection, save_collection, validate_network
 from learned_samplers.posterior.snapshots import Fingerprints, same_values, validate_device
 from learned_samplers.posterior.store import (
     Entry,
@@ -48,12 +48,22 @@ class SampleCollection(Predictive):
 
     ``len(samples)`` is K; ``samples[k]`` and iteration give dictionaries from parameter name to tensor, in the dtype
     and on the device of storage. They are the stored tensors themselves: copy before changing them. :meth:`load_into`
-    puts one into a network.
+    puts one into a network. ``samples[10:]`` is a collection without the first ten, which keep their steps: a burn-in
+    that is chosen afterwards. Of several chains each is cut by itself:
+    ``SampleCollection.merge([chain[10:] for chain in samples.split()])``.
     """
 
     # -- what is held ---------------------------------------------------------------------------------------------
 
-    def __getitem__(self, index: int) -> Tensors:
+    @overload
+    def __getitem__(self, index: int) -> Tensors: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> SampleCollection: ...
+
+    def __getitem__(self, index: int | slice) -> Tensors | SampleCollection:
+        if isinstance(index, slice):
+            return self._part(range(len(self))[index])
         tensors = self._store.read(self._position(index))
         return {name: tensors[name] for name in self.parameter_names}
 
@@ -110,7 +120,7 @@ class SampleCollection(Predictive):
         refuse_sharded(model)
         validate_network(model, self._store, self._settings, "the samples")
         Fingerprints(model).validate(self._store.frozen, "the samples")
-        values, tensors = {**(self._store.fixed or {}), **self._state(index)}, tensors_of(model)
+        values, tensors = {**(self._store.fixed or {}), **self._state(self._store, index)}, tensors_of(model)
         with torch.no_grad():
             for name, value in values.items():
                 tensors[name].copy_(value)
@@ -135,6 +145,7 @@ class SampleCollection(Predictive):
             ValueError: the model has no longer the frozen parameters that the samples were collected with, or a sample
                 holds what is not finite; likewise.
         """
+        validation.one_of("store_frozen", store_frozen, (True, False, None))
         self._require_samples("to save")
         save_collection(
             Path(path), self.model, self._store, self._settings, self._reestimated, self._fingerprints, store_frozen
@@ -172,6 +183,11 @@ class SampleCollection(Predictive):
                 tensor, or that is not finite.
         """
         validation.module("model", model)
+        if isinstance(samples, Mapping | Tensor | str) or not isinstance(samples, Sequence):
+            raise TypeError(
+                f"samples must be a list of state dicts, got {type(samples).__name__}: of one network give "
+                "[network.state_dict()]"
+            )
         return SampleCollection._of_weights(model, samples, "snapshot")
 
     @staticmethod
@@ -233,8 +249,8 @@ class SampleCollection(Predictive):
         shapes = {name: list(parameter.shape) for name, parameter in parameters_of(model).items()}
         others = {name: list(buffer.shape) for name, buffer in buffers_of(model).items()}
         first_names = _first_names(model)
-        known = {*shapes, *others, *first_names}
-        samples = [with_plain_names(sample, known) for sample in samples]
+        model_names = {*shapes, *others, *first_names}
+        samples = [with_plain_names(sample, model_names) for sample in samples]
         statistics = normalisation_buffers(model)
         store = MemoryStore()
         rows: dict[Entry, Tensors] = {}
@@ -253,11 +269,13 @@ class SampleCollection(Predictive):
             entry = Entry(k + 1, 0, k + 1)
             rows[entry] = {name: t.detach().clone() for name, t in sample.items() if name not in first_names}
             expected = {**shapes, **{name: shape for name, shape in others.items() if name in samples[0]}}
-            found = {name: list(tensor.shape) for name, tensor in rows[entry].items()}
-            if found != expected:
-                wrong = next(name for name in (*expected, *found) if expected.get(name) != found.get(name))
+            sample_shapes = {name: list(tensor.shape) for name, tensor in rows[entry].items()}
+            if sample_shapes != expected:
+                names = (*expected, *sample_shapes)
+                wrong = next(name for name in names if expected.get(name) != sample_shapes.get(name))
                 raise ValueError(
-                    f"samples[{k}]: {wrong!r} has shape {found.get(wrong)}, the model's is {expected.get(wrong)}"
+                    f"samples[{k}]: {wrong!r} has shape {sample_shapes.get(wrong)}, the model's is "
+                    f"{expected.get(wrong)}"
                 )
             require_finite(f"samples[{k}]", rows[entry], shapes)
         missing = [name for name in statistics if name not in samples[0]]
@@ -296,12 +314,16 @@ class SampleCollection(Predictive):
             raise TypeError(f"collections must be a list of them, got one {type(collections).__name__}")
         if not collections:
             raise ValueError("collections must hold at least one collection, got none")
+        if model is not None:
+            validation.module("model", model)
         chains: list[SampleCollection] = []
         for position, item in enumerate(collections):
             if not isinstance(item, SampleCollection):
                 if not isinstance(item, str | os.PathLike):
-                    kind = type(item).__name__
-                    raise TypeError(f"collections[{position}] must be a collection, a file or a folder, got {kind}")
+                    type_name = type(item).__name__
+                    raise TypeError(
+                        f"collections[{position}] must be a collection, a file or a folder, got {type_name}"
+                    )
                 if model is None:
                     raise ValueError(f"model must be given to read collections[{position}], {str(item)!r}")
                 item = SampleCollection.load(item, model, device=device)
@@ -315,23 +337,25 @@ class SampleCollection(Predictive):
         store = merged_view([(f"collections[{k}]", chain._store) for k, chain in enumerate(chains)])
         merged = SampleCollection(model if model is not None else chains[0].model, store, chains[0]._settings)
         validate_network(merged.model, store, merged._settings, "collections")
-        known = [chain._reestimated.get((e.chain, e.step)) for chain in chains for e in chain._store.entries]
-        for entry, buffers in zip(store.entries, known, strict=True):
+        reestimated = [chain._reestimated.get((e.chain, e.step)) for chain in chains for e in chain._store.entries]
+        for entry, buffers in zip(store.entries, reestimated, strict=True):
             if buffers is not None:
                 merged._reestimated[entry.chain, entry.step] = buffers
         warn_of_copies(store)
         return merged
 
     def split(self) -> list[SampleCollection]:
-        """One collection for each chain, in order; the opposite of :meth:`merge`."""
-        parts = []
-        for chain in dict.fromkeys(self.chains):
-            chosen = [(self._store, k, chain) for k, entry in enumerate(self._store.entries) if entry.chain == chain]
-            store = StoreView(chosen, self._store.fixed, self._store.frozen)
-            part = SampleCollection(self.model, store, self._settings)
-            part._reestimated = self._reestimated
-            parts.append(part)
-        return parts
+        """Return a collection for each chain, in order; the opposite of :meth:`merge`."""
+        return [
+            self._part([k for k, n in enumerate(self.chains) if n == chain]) for chain in dict.fromkeys(self.chains)
+        ]
+
+    def _part(self, positions: Sequence[int]) -> SampleCollection:
+        """Return the samples at these positions as a collection, which reads them where they are."""
+        chosen = [(self._store, position, self._store.entries[position].chain) for position in positions]
+        part = SampleCollection(self.model, StoreView(chosen, self._store.fixed, self._store.frozen), self._settings)
+        part._reestimated = self._reestimated
+        return part
 
     def to_arviz(
         self,
@@ -344,7 +368,7 @@ class SampleCollection(Predictive):
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
-    """Of each further name of a tied parameter or buffer the one that the samples have it under."""
+    """Return, for each further name of a tied parameter or buffer, the one that the samples have it under."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     plain, first = plain_names([name for name, _ in named]), dict[int, str]()
     pairs = [(plain[name], first.setdefault(id(tensor), plain[name])) for name, tensor in named]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from learned_samplers.posterior.network import (
     refuse_merged,
     tensors_of,
 )
+from learned_samplers.posterior.replica import replica
 from learned_samplers.posterior.tensor_files import Tensors, require_writable
 
 POLICIES = ("refuse", "snapshot", "reestimate")
@@ -34,8 +34,8 @@ def normalisation_layers(model: nn.Module) -> list[tuple[Any, list[str]]]:
     plain = plain_names_of(model)
     for prefix, module in model.named_modules():
         if isinstance(module, base) and module.track_running_stats and module.running_mean is not None:
-            own = [plain[f"{prefix}.{name}" if prefix else name] for name, _ in module.named_buffers(recurse=False)]
-            layers.append((module, own))
+            buffers = [plain[f"{prefix}.{name}" if prefix else name] for name, _ in module.named_buffers(recurse=False)]
+            layers.append((module, buffers))
     return layers
 
 
@@ -45,7 +45,7 @@ def normalisation_buffers(model: nn.Module) -> list[str]:
 
 
 def validate_policy(model: nn.Module, buffers: str) -> str:
-    """``buffers``, if it is a policy that suits the model's buffers; ValueError otherwise."""
+    """Return ``buffers``, if it is a policy that suits the model's buffers; ValueError otherwise."""
     if buffers not in POLICIES:
         raise ValueError(f"buffers must be one of {POLICIES}, got {buffers!r}")
     for name, buffer in buffers_of(model).items():
@@ -56,7 +56,9 @@ def validate_policy(model: nn.Module, buffers: str) -> str:
             )
         require_writable(f"model: its buffer {name!r}", buffer)
     statistics = normalisation_buffers(model)
-    if statistics and buffers == "refuse":
+    # In evaluation mode they are constants, as of a frozen backbone, and that they stay so is checked at each sample.
+    moves = any(layer.training for layer, _ in normalisation_layers(model))
+    if moves and buffers == "refuse":
         raise ValueError(
             f"the model has running statistics ({statistics[0]!r} and {len(statistics) - 1} more buffers) that belong "
             "to the weights they were computed with: choose buffers='snapshot' to keep them with each sample, or "
@@ -77,7 +79,7 @@ def reestimated_buffers(
     states: Iterable[Tensors],
     fixed: Mapping[str, Tensor],
     data: Any,
-    batch_size: int,
+    batch_size: int | None,
     targets: bool | None = None,
 ) -> Iterator[Tensors]:
     """Yield, for each state, the running statistics of its normalisation layers over ``data``.
@@ -86,19 +88,12 @@ def reestimated_buffers(
     normalisation layers are in training mode, so dropout adds no noise to them. Those whose statistics are among what
     is ``fixed`` keep these. Works on a copy of the model.
     """
-    try:
-        work = copy.deepcopy(network_of(model))
-    except RuntimeError as error:
-        raise ValueError(
-            "the network cannot be copied: it keeps a weight that the last forward pass has computed "
-            "(nn.utils.weight_norm or prune). Run `with torch.no_grad(): model.eval()(x)` once, and call this again"
-        ) from error
+    network = network_of(model)
+    work = replica(network, {id(t): t.detach().clone() for t in (*network.parameters(), *network.buffers())})
     names = statistics_to_compute(work, fixed)
     tensors = tensors_of(work)
     device = next(work.parameters()).device
-    for module in work.modules():  # not by `eval`, in which some change weights
-        module.training = False
-    layers = [layer for layer, own in normalisation_layers(work) if own[0] in names]
+    layers = [layer for layer, buffers in normalisation_layers(work) if buffers[0] in names]
     for layer in layers:
         layer.training = True
         layer.register_forward_pre_hook(_count_call)

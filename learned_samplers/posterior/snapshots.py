@@ -59,10 +59,16 @@ def validate_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
 
 
 def validate_device(device: str | torch.device) -> torch.device:
-    """``device``, if values can be kept there; ValueError otherwise."""
-    if (found := torch.device(device)).type == "meta":
+    """Return ``device``, if values can be kept there; TypeError or ValueError otherwise."""
+    try:
+        valid = torch.device(device)
+    except TypeError as error:
+        raise TypeError(f"device must be a name or a torch.device, got {device!r}") from error
+    except RuntimeError as error:
+        raise ValueError(f"device={device!r} is none: 'cpu', 'cuda' or 'cuda:1', say") from error
+    if valid.type == "meta":
         raise ValueError(f"device={str(device)!r} keeps no values")
-    return found
+    return valid
 
 
 def mark(tensor: Tensor, *, values: bool = False) -> Any:
@@ -75,10 +81,10 @@ def mark(tensor: Tensor, *, values: bool = False) -> Any:
         values: take the sum and the norm in as well, which these change; without it no value is read.
     """
     try:
-        own = tensor._version, tensor.data_ptr(), tensor.dtype
+        current = tensor._version, tensor.data_ptr(), tensor.dtype
     except RuntimeError:  # an inference tensor has no version
         return object()
-    return (*own, *_sums(tensor.detach())) if values else own
+    return (*current, *_sums(tensor.detach())) if values else current
 
 
 def _sums(tensor: Tensor) -> list[float]:
@@ -152,9 +158,9 @@ class Snapshots:
         """Plain names of what every sample holds."""
         return [*self.names, *(buffers_of(self.model) if self.buffers == "snapshot" else ())]
 
-    def take(self, step: int, given: Tensors | None = None) -> Tensors:
-        """Copy what is sampled, checked to be finite; ``given`` replaces the model's present values."""
-        tensors = {**parameters_of(self.model), **buffers_of(self.model), **(given or {})}
+    def take(self, step: int, replaced: Tensors | None = None) -> Tensors:
+        """Copy what is sampled, checked to be finite; ``replaced`` replaces the model's present values."""
+        tensors = {**parameters_of(self.model), **buffers_of(self.model), **(replaced or {})}
         # Buffers keep their dtype: a running variance may be beyond the largest number of float16.
         dtypes = dict.fromkeys(self.names, self.dtype)
         sample = {name: self.stored(tensors[name], dtypes.get(name)) for name in self.varying_names()}
@@ -171,18 +177,18 @@ class Snapshots:
             # In evaluation mode a layer's statistics are constants of the network whose weights are sampled.
             varying |= {name for layer, names in normalisation_layers(self.model) if layer.training for name in names}
         stored: Tensors = {}
-        known: dict[str, Tensor] = {}
+        left_out: dict[str, Tensor] = {}
         for name, parameter in parameters_of(self.model).items():
             if name not in varying:
-                (stored if parameter.requires_grad or self.store_frozen else known)[name] = parameter
+                (stored if parameter.requires_grad or self.store_frozen else left_out)[name] = parameter
         stored |= {name: buffer for name, buffer in buffers_of(self.model).items() if name not in varying}
-        return stored, known
+        return stored, left_out
 
     def first_unsampled(self) -> tuple[Tensors, dict[str, str]]:
         """Copies of what is stored once, and the fingerprints of the rest."""
-        stored, known = self.unsampled()
-        self._marks = {name: _parameter_mark(tensor) for name, tensor in {**stored, **known}.items()}
-        fingerprints = {name: self._fingerprints.of(name, tensor) for name, tensor in known.items()}
+        stored, left_out = self.unsampled()
+        self._marks = {name: _parameter_mark(tensor) for name, tensor in {**stored, **left_out}.items()}
+        fingerprints = {name: self._fingerprints.of(name, tensor) for name, tensor in left_out.items()}
         return {name: self.stored(tensor, None) for name, tensor in stored.items()}, fingerprints
 
     def validate_unsampled(self, store: Store, step: int) -> None:
@@ -192,8 +198,8 @@ class Snapshots:
         """
         fixed = store.fixed or {}
         self._refuse_changed_modes(fixed, step)
-        stored, known = self.unsampled()
-        for name, tensor in {**stored, **known}.items():
+        stored, left_out = self.unsampled()
+        for name, tensor in {**stored, **left_out}.items():
             current = _parameter_mark(tensor)
             is_parameter = isinstance(tensor, nn.Parameter)
             if is_parameter and self._marks.get(name) == current:
@@ -245,7 +251,7 @@ def on_device(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
 
 
 def same_values(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors are the same, NaN at the same places included."""
+    """Return whether two tensors are the same, NaN at the same places included."""
     if torch.equal(first, second):
         return True
     if first.shape != second.shape or not (first.is_floating_point() and second.is_floating_point()):

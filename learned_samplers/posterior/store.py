@@ -21,7 +21,7 @@ LARGEST = 2**53
 
 @dataclass(frozen=True)
 class Entry:
-    """One kept state: the sampler's step and cycle, its number (from 1) among the states that were due, its chain."""
+    """A kept state: the sampler's step and cycle, its number (from 1) among the states that were due, its chain."""
 
     step: int
     cycle: int
@@ -43,7 +43,7 @@ class Progress:
     stride: int = 1
 
     def why_empty(self, burn_in: int, thinning: int) -> str:
-        """Why nothing has been kept so far, for an error."""
+        """Explain, for an error, why nothing has been kept so far."""
         if not self.last_step:
             return "the sampler has not made a step since this was made"
         if self.phase_start == self.last_step:
@@ -74,7 +74,7 @@ def validate_counts(source: str, *records: Entry | Progress) -> None:
 
 
 class Store(Protocol):
-    """What a collection reads its samples from.
+    """The source that a collection reads its samples from.
 
     ``fixed`` holds what is not sampled (None before the first sample), ``frozen`` the fingerprints of what is neither
     sampled nor stored and has to come with the model.
@@ -129,7 +129,7 @@ class MemoryStore:
 
 
 class StoreView:
-    """Some samples of other stores, as these are now, to be read.
+    """A view of samples of other stores, as these are now.
 
     A store on disk whose ``max_samples`` thins it later loses files that are read here.
 
@@ -152,7 +152,7 @@ class StoreView:
 
 
 def merged_view(stores: Sequence[tuple[str, Store]]) -> StoreView:
-    """The samples of several stores by name, one after the other, whose chains get new numbers."""
+    """Return the samples of several stores by name, one after the other, whose chains get new numbers."""
     chosen: list[tuple[Store, int, int]] = []
     numbers: dict[tuple[int, int], int] = {}
     for position, (_, store) in enumerate(stores):
@@ -170,11 +170,11 @@ def warn_of_copies(store: Store) -> None:
             continue
         seen.add(entry.chain)
         sample = store.read(index)
-        other = first.setdefault(tuple(fingerprint(sample[name]) for name in sorted(sample)), entry.chain)
-        if other != entry.chain:
+        copied_chain = first.setdefault(tuple(fingerprint(sample[name]) for name in sorted(sample)), entry.chain)
+        if copied_chain != entry.chain:
             warnings.warn(
-                f"chains {other} and {entry.chain} begin with the same sample: a chain and its copy, or chains with "
-                "the same seed, agree whatever they do, and split_rhat says nothing of them",
+                f"chains {copied_chain} and {entry.chain} begin with the same sample: a chain and its copy, or chains "
+                "with the same seed, agree whatever they do, and split_rhat says nothing of them",
                 stacklevel=3,
             )
 
@@ -182,27 +182,29 @@ def warn_of_copies(store: Store) -> None:
 def compare_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any], source: str) -> None:
     """Raise ValueError naming the first setting in which a stored collection differs from this one."""
     for name, value in ours.items():
+        if name == "origin":  # tells where samples come from, and hinders nobody from going on
+            continue
         if name not in theirs or theirs[name] != value:
-            other = theirs.get(name, "nothing")
-            if isinstance(value, dict) and isinstance(other, dict):
-                key = next(key for key in {**value, **other} if value.get(key) != other.get(key))
+            stored = theirs.get(name, "nothing")
+            if isinstance(value, dict) and isinstance(stored, dict):
+                key = next(key for key in {**value, **stored} if value.get(key) != stored.get(key))
                 if name == "shapes":
-                    raise ValueError(_other_shape(key, value.get(key), other.get(key), source))
-                name, value, other = f"{name}[{key!r}]", value.get(key), other.get(key)
-            raise ValueError(f"{name}={value!r} differs from {other!r} in {source}")
+                    raise ValueError(_other_shape(key, value.get(key), stored.get(key), source))
+                name, value, stored = f"{name}[{key!r}]", value.get(key), stored.get(key)
+            raise ValueError(f"{name}={value!r} differs from {stored!r} in {source}")
 
 
-def _other_shape(name: str, here: list[int] | None, there: list[int] | None, source: str) -> str:
-    """How what is sampled under a name differs, for an error."""
-    if here is None or there is None:
-        return f"{name!r} is sampled {'here but not' if there is None else 'but not here:'} in {source}"
-    return f"{name!r} has shape {tuple(here)} here and {tuple(there)} in {source}"
+def _other_shape(name: str, our_shape: list[int] | None, their_shape: list[int] | None, source: str) -> str:
+    """Describe, for an error, how the tensors that are sampled under a name differ."""
+    if our_shape is None or their_shape is None:
+        return f"{name!r} is sampled {'here but not' if their_shape is None else 'but not here:'} in {source}"
+    return f"{name!r} has shape {tuple(our_shape)} here and {tuple(their_shape)} in {source}"
 
 
 def shapes_to_go_on(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], parameters: Mapping[str, Tensor], source: str
 ) -> dict[str, Any]:
-    """The shapes of what a stored collection samples, if this network can go on with it.
+    """Return the shapes of what a stored collection samples, if this network can go on with it.
 
     A layer that is sampled there and frozen here is among them: it may yet be unfrozen.
 
@@ -215,9 +217,9 @@ def shapes_to_go_on(
         ValueError: another network, or what is sampled here has no values in the earlier samples.
     """
     for name, shape in theirs.items():
-        here = list(parameters[name].shape) if name in parameters else None
-        if here != shape:
-            raise ValueError(_other_shape(name, here, shape, source))
+        model_shape = list(parameters[name].shape) if name in parameters else None
+        if model_shape != shape:
+            raise ValueError(_other_shape(name, model_shape, shape, source))
     for name in ours:
         if name not in theirs:
             raise ValueError(

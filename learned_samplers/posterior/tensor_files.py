@@ -39,7 +39,7 @@ def checksum(text: str) -> str:
 
 @functools.cache
 def _has_name(dtype: torch.dtype) -> bool:
-    """Whether safetensors has a name for a dtype; the list grows from version to version."""
+    """Return whether safetensors has a name for a dtype; the list grows from version to version."""
     from safetensors.torch import save
 
     try:
@@ -74,8 +74,11 @@ def _as_written(tensors: Mapping[str, Tensor]) -> tuple[Tensors, list[str]]:
     return written, pairs
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, Any], *, clean: bool = True) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, Any], *, clean: bool = True) -> str:
     """Write tensors, JSON metadata and the checksums of both as one safetensors file, atomically.
+
+    Returns:
+        The checksum of all of it, by which :func:`read_tensors` knows this file from another.
 
     Raises:
         ValueError: a tensor of a dtype that cannot be written; the message names it.
@@ -88,10 +91,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     header = {"format": FORMAT, "version": str(VERSION), "content": content, "checksum": checksum(content)}
     # Serialised first and written by Python, so that a full disk is an OSError with its errno.
     write_atomically(path, save(written, metadata=header), clean=clean)
+    return header["checksum"]
 
 
-def read_tensors(path: Path, device: torch.device) -> tuple[Tensors, dict[str, Any]]:
+def read_tensors(path: Path, device: torch.device, expected: str | None = None) -> tuple[Tensors, dict[str, Any]]:
     """Read a file of :func:`write_tensors`.
+
+    Args:
+        path: the file.
+        device: where its tensors shall be.
+        expected: its checksum, if that is known.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -113,6 +122,8 @@ def read_tensors(path: Path, device: torch.device) -> tuple[Tensors, dict[str, A
                 raise ValueError(f"{path}: its metadata are not a JSON object")
             if header["checksum"] != checksum(header["content"]):
                 raise ValueError(f"{path}: its metadata have changed since they were written (damaged file?)")
+            if expected not in (None, header["checksum"]):
+                raise ValueError(f"{path}: is the file of another run, or of another time, than the index names")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, KeyError, json.JSONDecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
@@ -135,8 +146,10 @@ def require_finite(source: Path | str, tensors: Mapping[str, Tensor], names: Ite
 
 def _compare(path: Path, tensors: Tensors, sums: Any) -> None:
     if not isinstance(sums, dict) or (set(sums) ^ set(tensors)):
-        other = sorted(set(sums) ^ set(tensors)) if isinstance(sums, dict) else sums
-        raise ValueError(f"{path}: not a file of posterior samples as written (tensors and checksums differ: {other})")
+        different = sorted(set(sums) ^ set(tensors)) if isinstance(sums, dict) else sums
+        raise ValueError(
+            f"{path}: not a file of posterior samples as written (tensors and checksums differ: {different})"
+        )
     for name, tensor in tensors.items():
         if sums[name] != fingerprint(tensor):
             raise ValueError(f"{path}: {name!r} has changed since it was written (damaged file?)")
@@ -145,7 +158,7 @@ def _compare(path: Path, tensors: Tensors, sums: Any) -> None:
 def common_unsampled(
     collections: Sequence[tuple[str, Tensors, Mapping[str, str]]],
 ) -> tuple[Tensors, dict[str, str]]:
-    """What several collections (name, tensors, fingerprints) have beside their samples, which must be the same.
+    """Return what several collections (name, tensors, fingerprints) have beside their samples, the same in all.
 
     Returns:
         Tensors, and the fingerprints of those that none of the collections holds.
@@ -154,12 +167,12 @@ def common_unsampled(
         ValueError: they differ; the message names the tensor.
     """
     tensors: Tensors = {}
-    known: dict[str, str] = {}
+    common: dict[str, str] = {}
     origin = collections[0][0]
     for position, (name, fixed, frozen) in enumerate(collections):
         digests = {**frozen, **{key: fingerprint(tensor) for key, tensor in fixed.items()}}
-        for key in (*known, *digests) if position else ():
-            if known.get(key) != digests.get(key):
+        for key in (*common, *digests) if position else ():
+            if common.get(key) != digests.get(key):
                 raise ValueError(f"{key!r}, which is not sampled, differs between {origin} and {name}")
-        known, tensors = digests, {**fixed, **tensors}
-    return tensors, {key: digest for key, digest in known.items() if key not in tensors}
+        common, tensors = digests, {**fixed, **tensors}
+    return tensors, {key: digest for key, digest in common.items() if key not in tensors}

@@ -1,4 +1,4 @@
-"""What is said, once, of a chain whose samples are not worth keeping: near copies, or far from the posterior."""
+"""Warnings, each given once, of a chain whose samples are not worth keeping: near copies, or far from the posterior."""
 
 from __future__ import annotations
 

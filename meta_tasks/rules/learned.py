@@ -74,7 +74,7 @@ class L2ERule(CoordinateRule):
         return l2e_rule(*tensors, **hyper)
 
     def output_scales(self, prepared, at):
-        """As they enter the step, in units of the momentum: α, and β in the velocity."""
+        """Outputs as they enter the step, in units of the momentum: α, and β in the velocity."""
         terms = term_contributions(
             at.parameter,
             at.gradient,
@@ -114,7 +114,7 @@ class PrecondL2ERule(CoordinateRule):
         return l2e_precond_rule(*tensors, **hyper)
 
     def output_scales(self, prepared, at):
-        """Of log Q and log D, before they are clipped."""
+        """Outputs log Q and log D, before they are clipped."""
         settings, (momentum, averages) = self.settings, at.state
         averages = update_averages(averages, at.gradient, settings.feature_set)
         x = features(
@@ -144,6 +144,7 @@ class KineticRule(NetworkRule):
 
     name = "KineticL2E"
     needs_hessian = True
+    by_member = True
     fixed: ClassVar[dict[str, str]] = {
         "hessian": "whose tasks have gradients and no graph of them",
         "probe_size": "where all products with the Hessian are made with that one",
@@ -183,10 +184,9 @@ class MetaSGMCMCRule(NetworkRule):
     """`learned_samplers.MetaSGMCMC`, with the networks' inputs detached, as the paper trains it.
 
     Args:
-        form: "signed" or "absolute".
         hidden: widths of the hidden layers of each of its two networks.
         feature_set: "energy" or "energy_rms", see `learned_samplers.MetaSGMCMC`.
-        settings: in the place of form, feature set and options.
+        settings: in the place of feature set and options.
         options: further settings, such as ``energy_scale``.
 
     Raises:
@@ -199,19 +199,18 @@ class MetaSGMCMCRule(NetworkRule):
 
     def __init__(
         self,
-        form: str | None = None,
         hidden: Sequence[int] | None = None,
         *,
         feature_set: str | None = None,
         settings: MetaSGMCMCSettings | None = None,
         **options: Any,
     ) -> None:
-        chosen = settings_given(MetaSGMCMCSettings, settings, form=form, feature_set=feature_set, **options)
+        chosen = settings_given(MetaSGMCMCSettings, settings, feature_set=feature_set, **options)
         super().__init__(chosen, hidden)
 
     @staticmethod
     def hidden_of(layers: list[list[int]]) -> list[int]:
-        """As `NetworkRule.hidden_of`; the two networks lie side by side in one stack of layers."""
+        """Return ``hidden`` as `NetworkRule.hidden_of`; the two networks lie side by side in one stack of layers."""
         return [width // 2 for width in NetworkRule.hidden_of(layers)]
 
     def update(self, prepared, at):

@@ -92,6 +92,10 @@ def test_at_guide_lends_the_guide_to_the_model():
     with pytest.raises(RuntimeError, match="on the way"), sampler.at_guide():
         raise RuntimeError("on the way")
     assert torch.equal(flat(model), own)
+    sampler.state[[*model.parameters()][1]]["guide"] = torch.zeros(7)
+    with pytest.raises(RuntimeError, match="size"), sampler.at_guide():  # the first parameter was written
+        pass
+    assert torch.equal(flat(model), own)
 
 
 def test_the_guide_starts_as_a_copy():

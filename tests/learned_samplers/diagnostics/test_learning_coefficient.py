@@ -2,17 +2,52 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from experiments.toys.learning_coefficient import deep_linear, known_coefficient, squared
 from torch import nn
 
 from learned_samplers import BAOA, SGHMC, SGLD
 from learned_samplers.diagnostics import local_learning_coefficient
+
+
+def known_coefficient(widths, rank):
+    """λ of a product of matrices of these widths at a truth of this rank (Aoyagi, Neural Networks 2024, Theorem 1)."""
+    excess = [width - rank for width in widths]
+    for size in range(2, len(widths) + 1):
+        for chosen in itertools.combinations(range(len(widths)), size):
+            inside = [excess[i] for i in chosen]
+            outside = [excess[i] for i in range(len(widths)) if i not in chosen]
+            length = size - 1
+            if sum(inside) < length * max(inside) or (outside and sum(inside) >= length * min(outside)):
+                continue
+            if outside and max(inside) >= min(outside):
+                continue
+            a = sum(inside) - length * (math.ceil(sum(inside) / length) - 1)
+            pairs = sum(x * y for x, y in itertools.combinations(inside, 2))
+            regular = (rank * (widths[0] + widths[-1]) - rank**2) / 2
+            squares = length * (length - 1) / 4 * (sum(inside) / length) ** 2
+            return regular + a * (length - a) / (4 * length) - squares + pairs / 2
+    raise ValueError(f"widths {widths} and rank {rank} fit no case of the theorem")
+
+
+def deep_linear(widths, rank):
+    """A network at the most degenerate of its minima: ``rank`` units carry the truth, the others are zero."""
+    layers = [nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(widths)]
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.zero_()
+            layer.weight[:rank, :rank] = torch.eye(rank)
+    return nn.Sequential(*layers).double()
+
+
+def squared(output, target):
+    """Mean negative log-likelihood of unit Gaussian noise, without its constant."""
+    return 0.5 * ((output - target) ** 2).sum(1).mean()
 
 
 def test_the_closed_form_at_cases_known_otherwise():
@@ -203,3 +238,39 @@ def test_minibatches_are_scored_apart_from_those_of_the_steps():
     full = 0.5 * (x @ states.mT - y).square().mean((1, 2))
     expected = 500 / math.log(500) * (full.mean().item() - found.initial_loss)
     assert found.value == pytest.approx(expected, abs=0.05)
+
+
+def test_numbers_of_numpy_are_numbers():
+    model, data = nn.Linear(3, 1).double(), (whitened(20, 3), torch.zeros(20, 1, dtype=torch.float64))
+    options = {"num_chains": 2, "burn_in": 2, "steps": 5, "batch_size": 8, "seed": 3}
+    numbers = {name: np.int64(value) for name, value in options.items()}
+    first, second = (
+        local_learning_coefficient(model, squared, data, lr=0.01, **settings) for settings in (options, numbers)
+    )
+    assert first.chains == second.chains
+
+
+class Square(nn.Module):
+    """w²·x, whose squared error from 0 is w⁴ at x = 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return self.w**2 * x
+
+
+def test_a_loss_of_fourth_order_needs_a_learning_rate_and_has_a_quarter():
+    """w⁴ has no curvature at 0, from which a rate could follow."""
+
+    def coefficient(**options):
+        data = torch.ones(8, 1), torch.zeros(8, 1)
+        loss = nn.functional.mse_loss
+        return local_learning_coefficient(Square(), loss, data, num_data=1e4, localization=1.0, **options)
+
+    with pytest.raises(ValueError, match=r"no positive curvature.*give lr="):
+        coefficient(steps=2)
+    result = coefficient(lr=1.0, num_chains=2, steps=2000, sampler=BAOA)
+    assert float(result) == pytest.approx(0.25, rel=0.15)
+    assert result.settled

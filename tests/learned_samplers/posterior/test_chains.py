@@ -82,7 +82,7 @@ def test_gradients_by_hand_are_those_of_the_networks(activation, bias):
     """Of weights and inputs, twice of one graph, and under autocast, whose products have another precision."""
     networks = [nn.Sequential(nn.Linear(4, 6, bias), activation(), nn.Linear(6, 3, bias), activation()) for _ in "abc"]
     chains, x = Chains(networks), X.clone().requires_grad_()
-    assert chains._sequence
+    assert chains._batched_plan
     loss = chains(x).pow(3).sum()
     alone = torch.autograd.grad(sum(each(x).pow(3).sum() for each in networks), x)
     for _ in range(2):

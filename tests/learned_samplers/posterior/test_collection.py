@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import io
+import pickle
 import warnings
 
 import numpy as np
@@ -304,3 +306,33 @@ def test_the_prediction_as_a_function_of_weights():
     halfway = {name: (posterior[0][name] + posterior[-1][name]) / 2 for name in posterior[0]}
     one = SampleCollection.from_samples(model, [halfway])
     torch.testing.assert_close(posterior.function_of_weights(X)(halfway), one.predict(X))
+
+
+# -- a part -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_burn_in_that_is_chosen_afterwards(tmp_path, on_disk):
+    _, _, posterior = collect(steps=12, thinning=2, path=tmp_path if on_disk else None)
+    late = posterior[2:]
+    assert (type(late), len(late), late.steps) == (SampleCollection, 4, [6, 8, 10, 12])
+    assert posterior[::-2].steps == [12, 8, 4]
+    assert late[-1:].steps == [12]
+    torch.testing.assert_close(late.predict(X), posterior.predict_samples(X)[2:].mean(0))
+    late.save(tmp_path / "late.safetensors")
+    assert SampleCollection.load(tmp_path / "late.safetensors", network()).steps == late.steps
+    other = collect(network(seed=1), 12, thinning=2)[2]
+    merged = SampleCollection.merge([posterior, other])
+    cut = SampleCollection.merge([chain[2:] for chain in merged.split()])
+    assert (cut.steps, cut.chains) == (late.steps * 2, [0] * 4 + [1] * 4)
+    with pytest.raises(RuntimeError, match="no sample to predict with"):
+        posterior[9:].predict(X)
+
+
+def test_a_collection_that_cannot_be_pickled_says_how_it_is_saved():
+    _, _, posterior = collect(steps=2)
+    for use in (pickle.dumps, copy.deepcopy, lambda value: torch.save(value, io.BytesIO())):
+        with pytest.raises(TypeError, match=r"posterior\.save\(path\)"):
+            use(posterior)
+    again = pickle.loads(pickle.dumps(posterior[:]))
+    torch.testing.assert_close(again.predict(X), posterior.predict(X))

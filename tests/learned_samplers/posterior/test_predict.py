@@ -97,7 +97,7 @@ def test_the_model_is_left_as_it_was():
     model = samples.model.train()
     model[1].eval()
     before, modes = copied(model.state_dict()), [module.training for module in model.modules()]
-    assert not samples.predict(X.clone().requires_grad_()).requires_grad
+    samples.predict(X)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):  # the network's own error is not hidden
         samples.predict(torch.randn(6, 5))
     assert not samples._runner.vmap_fails
@@ -192,6 +192,62 @@ def test_an_input_that_is_taken_for_the_target_is_warned_of_once(recwarn):
     samples.predict(pairs)
 
 
+class Graph(nn.Module):
+    """Averages over neighbours; edges (2, E)."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x, edges):
+        summed = torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
+        return self.layer(x + summed)
+
+
+def test_a_graph_in_one_piece():
+    members, edges = ensemble(Graph), torch.stack([torch.arange(7), torch.arange(7).roll(3)])
+    samples = collection(members)
+    expected = torch.stack([member(X, edges) for member in members]).softmax(2).detach()
+    with pytest.raises(ValueError, match=r"got lengths \[7, 2\] .*batch_size=None, which runs all rows in one piece"):
+        samples.predict((X, edges))
+    for x in ((X, edges), {"x": X, "edges": edges}):
+        torch.testing.assert_close(samples.predict(x, batch_size=None), expected.mean(0))
+    torch.testing.assert_close(samples.uncertainty((X, edges), batch_size=None).mean, expected.mean(0))
+    torch.testing.assert_close(samples.predict_samples((X, edges), batch_size=None), expected)
+    pooled = samples.predict((X, edges), batch_size=None, output=lambda out: out.mean(0, keepdim=True))
+    assert pooled.shape == (1, 3), "as many rows as the network says"
+
+
+def alone():
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3))
+
+
+class Edges(nn.Linear):
+    """Has the edges of all rows in a buffer."""
+
+    def __init__(self):
+        super().__init__(4, 3)
+        self.register_buffer("edges", torch.arange(40).roll(1))
+
+    def forward(self, x):
+        return super().forward(x + x[self.edges])
+
+
+def test_rows_that_depend_on_each_other_are_told(recwarn):
+    x = torch.linspace(-2, 2, 160).view(40, 4)
+    samples, edges = collection(ensemble(alone)), collection(ensemble(Edges))
+    whole = samples.predict(x)
+    torch.testing.assert_close(samples.predict(x, batch_size=None), whole)
+    assert not recwarn, "one batch: nothing depends on how rows are shared out"
+    with pytest.warns(UserWarning, match=r"depends on the rows that share its batch.*batch_size=None"):
+        split = samples.predict(x, batch_size=20)
+    assert (split - whole).abs().max() > 0.01
+    with pytest.raises(IndexError) as raised:
+        edges.predict(x, batch_size=20)
+    assert "need batch_size=None" in raised.value.__notes__[0]
+    assert edges.predict(x).shape == (40, 3)
+
+
 def test_one_example_without_a_batch_axis():
     samples, _ = outputs(3)
     alone = DataLoader(TensorDataset(X, torch.zeros(7)), batch_size=None)
@@ -249,6 +305,8 @@ def test_probabilities_on_another_axis_or_in_a_container_are_seen(recwarn):
         (6, lambda out: out.view(-1, 3, 2), {"class_axis": 1}, lambda raw: raw.view(3, 7, 3, 2).softmax(2)),
         (6, lambda out: out.view(-1, 3, 2), {"class_axis": -1}, lambda raw: raw.view(3, 7, 3, 2).softmax(3)),
         (6, lambda out: out.view(-1, 3, 2), {"class_axis": -2}, lambda raw: raw.view(3, 7, 3, 2).softmax(2)),
+        (8, lambda out: out.view(-1, 2, 2, 2), {"class_axis": 2}, lambda raw: raw.view(3, 7, 2, 2, 2).softmax(3)),
+        (5, lambda out: out, {"output": "multilabel"}, torch.sigmoid),
         (3, lambda out: out, {"output": "regression"}, lambda raw: raw),
         (3, lambda out: out, {"output": lambda logits: logits.amax(1)}, lambda raw: raw.amax(2)),
     ],
@@ -258,6 +316,30 @@ def test_outputs_of_every_meaning(width, wrap, options, right):
     found = samples.predict(X, **options)
     torch.testing.assert_close(found, right(raw).mean(0))
     assert found.std() > 0.01, "one logit gave 1 for every row before"
+
+
+@pytest.mark.parametrize(
+    ("width", "wrap", "options", "logarithms"),
+    [
+        (3, lambda out: out, {}, lambda raw: raw.log_softmax(-1)),
+        (6, lambda out: out.view(-1, 3, 2), {"class_axis": 1}, lambda raw: raw.view(3, 7, 3, 2).log_softmax(2).mT),
+        (1, lambda out: out, {"output": "binary"}, lambda raw: torch.cat([-raw, raw], -1).sigmoid().log()),
+        (1, lambda out: out[:, 0], {"output": "binary"}, lambda raw: torch.cat([-raw, raw], -1).sigmoid().log()),
+        (5, lambda out: out, {"output": "multilabel"}, lambda raw: torch.stack([-raw, raw], -1).sigmoid().log()),
+    ],
+)
+@pytest.mark.parametrize("cumulative", [False, True])
+def test_logarithms_of_averaged_probabilities(width, wrap, options, logarithms, cumulative):
+    samples, raw = outputs(width, wrap)
+    averages = logarithms(raw).exp().cumsum(0) / torch.arange(1, 4).view(3, *[1] * (logarithms(raw).ndim - 1))
+    found = samples.predict(X, log=True, cumulative=cumulative, sample_chunk=2, batch_size=4, **options)
+    torch.testing.assert_close(found, averages.log() if cumulative else averages[-1].log())
+
+
+def test_logarithms_stay_finite_where_probabilities_vanish():
+    samples = constants((1000.0, 0.0), (2000.0, 0.0))
+    assert samples.predict(X)[0].tolist() == [1, 0]
+    torch.testing.assert_close(samples.predict(X, log=True)[0], torch.tensor([0.0, -1000 - math.log(2)]))
 
 
 Named = namedtuple("Named", ["logits", "auxiliary"])
@@ -288,9 +370,6 @@ def test_the_average_of_a_function_s_half_precision_outputs_is_in_single_precisi
     torch.testing.assert_close(found.sum(1), torch.ones(7), rtol=0, atol=0.01)  # 0.66 to 0.77 in bfloat16
 
 
-# -- uncertainty and draws, against closed forms ----------------------------------------------------------------------
-
-
 class Constant(nn.Module):
     """Gives its parameter for every example."""
 
@@ -304,89 +383,3 @@ class Constant(nn.Module):
 
 def constants(*samples):
     return collection([Constant(*values) for values in samples])
-
-
-LOG2 = torch.full((7,), math.log(2))
-
-
-def test_samples_that_are_sure_and_disagree_are_epistemic():
-    found = constants([FAR, 0.0], [0.0, FAR]).uncertainty(X)
-    torch.testing.assert_close(tuple(found), (torch.full((7, 2), 0.5), LOG2, 0 * LOG2, LOG2))
-
-
-@pytest.mark.parametrize(("values", "options"), [((0.0, 0.0), {}), ((0.0,), {"output": "binary"})])
-def test_samples_that_agree_on_not_knowing_are_aleatoric(values, options):
-    found = constants(values, values, values).uncertainty(X, sample_chunk=2, **options)
-    assert (found.epistemic == 0).all()
-    torch.testing.assert_close(found.total.flatten(), LOG2)
-    torch.testing.assert_close(found.aleatoric, found.total)
-
-
-def test_two_classes_and_one_logit_are_the_same():
-    logits = [(0.3, -1.0), (2.0, 0.5), (-1.0, 1.0)]
-    two = constants(*logits).uncertainty(X)
-    one = constants(*[(b - a,) for a, b in logits]).uncertainty(X, output="binary")
-    torch.testing.assert_close(one.mean[:, 0], two.mean[:, 1])
-    for name in ("total", "aleatoric", "epistemic"):
-        torch.testing.assert_close(getattr(one, name)[:, 0], getattr(two, name))
-    torch.testing.assert_close(two.total, two.aleatoric + two.epistemic)
-
-
-def test_uncertainty_of_classes_on_another_axis():
-    samples, raw = outputs(6, lambda out: out.view(-1, 2, 3))
-    found, p = samples.uncertainty(X, class_axis=-1), raw.view(3, 7, 2, 3).softmax(-1)
-    entropy = lambda q: -(q * q.log()).sum(-1)  # noqa: E731
-    torch.testing.assert_close(found.total, entropy(p.mean(0)))
-    torch.testing.assert_close(found.aleatoric, entropy(p).mean(0))
-    assert samples.draws(X, class_axis=-1).shape == (3, 7, 2)
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 3, 8])
-def test_variances_of_a_regression(chunk):
-    # Far from zero, where a difference of sums of squares would have no digit left in float32.
-    values = [(10_000.0 + k, math.log(0.5 + k)) for k in range(5)]
-    found = constants(*values).uncertainty(X, output="regression", noise="log_variance", sample_chunk=chunk)
-    right = (10_002.0, 4.5, 2.5, 2.0)  # (4 + 1 + 0 + 1 + 4) / 5 is the last
-    torch.testing.assert_close(tuple(found), tuple(torch.full((7, 1), value) for value in right))
-
-
-def test_given_noise():
-    samples = constants((1.0, 5.0), (3.0, 5.0))
-    none = samples.uncertainty(X, output="regression")
-    assert (none.aleatoric == 0).all()
-    torch.testing.assert_close(none.epistemic[0], torch.tensor([1.0, 0.0]))
-    with pytest.warns(UserWarning, match="epistemic uncertainty is 0"):
-        assert not constants((1.0, 2.0)).uncertainty(X).epistemic.any()
-    some = samples.uncertainty(X, output="regression", noise=torch.tensor([0.5, 2.0]))
-    torch.testing.assert_close(some.total[0], torch.tensor([1.25, 4.0]))
-    assert samples.uncertainty(X, output="regression", noise=3).aleatoric.unique().item() == 9
-
-
-def test_a_network_that_gives_its_noise():
-    samples, raw = outputs(4)
-    mean, second = raw.chunk(2, -1)
-    found = samples.uncertainty(X, output="regression", noise="log_variance")
-    torch.testing.assert_close((found.mean, found.aleatoric), (mean.mean(0), second.exp().mean(0)))
-    pairs, _ = outputs(4, lambda out: (out[:, :2], out[:, 2:].exp()))
-    found = pairs.uncertainty(X, output="regression", noise="scale")
-    torch.testing.assert_close((found.mean, found.aleatoric), (mean.mean(0), second.exp().square().mean(0)))
-
-
-def test_draws_have_the_law_they_are_drawn_from():
-    x, generator = torch.zeros(20_000, 1), torch.Generator().manual_seed(0)
-    classes = constants((0.0, math.log(3.0)), (FAR, 0.0)).draws(x, generator=generator)
-    assert (classes.shape, classes.dtype) == ((2, 20_000), torch.int64)
-    assert classes[0].double().mean().item() == pytest.approx(0.75, abs=0.015)  # 5 standard errors
-    assert classes[1].sum() == 0
-    binary = constants((math.log(3.0),), (-FAR,)).draws(x, output="binary", generator=generator)
-    assert binary.shape == (2, 20_000, 1)
-    assert binary[0].double().mean().item() == pytest.approx(0.75, abs=0.015)
-    reals = constants((1.0,), (-1.0,)).draws(x, output="regression", noise=0.5, generator=generator)
-    assert reals.shape == (2, 20_000, 1)
-    assert reals[0].mean().item() == pytest.approx(1, abs=0.018)
-    assert reals.std(1).flatten().tolist() == pytest.approx([0.5, 0.5], abs=0.0125)
-    again, twice = (
-        constants((1.0,)).draws(X, output="regression", noise=1, generator=torch.Generator().manual_seed(3))
-        for _ in range(2)
-    )
-    assert torch.equal(again, twice)

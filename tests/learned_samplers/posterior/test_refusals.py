@@ -3,6 +3,7 @@
 import contextlib
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -55,6 +56,9 @@ def normed():
         (lambda: collector(max_samples=0), ValueError, "max_samples.*0"),
         (lambda: collector(dtype=torch.int8), TypeError, "dtype.*torch.int8"),
         (lambda: collector(device="meta"), ValueError, "device.*'meta'"),
+        (lambda: collector(device="gpu"), ValueError, "device='gpu'"),
+        (lambda: collector(device=1.5), TypeError, "device.*1.5"),
+        (lambda: collector(store_frozen="no"), TypeError, "store_frozen.*'no'"),
         (lambda: collector(buffers="copy"), ValueError, "buffers.*'copy'"),
         (lambda: collector(buffers="reestimate"), ValueError, "buffers='reestimate'"),
         (lambda: collector(normed), ValueError, "buffers='snapshot'.*buffers='reestimate'"),
@@ -97,7 +101,14 @@ BATCHES = BatchSampler(RandomSampler(PAIRS), 4, drop_last=False)
         ({"x": X, "y": X[:3]}, {}, ValueError, r"x .*\[7, 3\]"),
         (np.zeros((0, 4)), {}, ValueError, "x .*at least one example"),
         (DataLoader(X, batch_size=4), {"output": lambda out: out[:, : len(out) - 2]}, ValueError, r"\(2,\).*\(1,\)"),
+        (pd.DataFrame(X.numpy()), {}, TypeError, r"x .*DataFrame: give x\.to_numpy"),
         (X, {"batch_size": 0}, ValueError, "batch_size.*0"),
+        (X, {"vectorize": "yes"}, ValueError, "vectorize.*'yes'"),
+        (X, {"targets": 1}, ValueError, "targets.*1"),
+        (X, {"cumulative": 1}, TypeError, "cumulative.*1"),
+        (X, {"log": None}, TypeError, "log.*None"),
+        (X, {"log": True, "output": "regression"}, ValueError, "log=True.*'regression'"),
+        (X, {"class_axis": 1, "output": "multilabel"}, ValueError, "class_axis=1"),
         (X, {"sample_chunk": 1.0}, TypeError, "sample_chunk.*1.0"),
         (X, {"num_samples": 6}, ValueError, "num_samples.*6"),
         (X, {"output": "logits"}, ValueError, "output.*'logits'"),
@@ -129,9 +140,10 @@ def test_predicting(x, options, error, named):
         (2, lambda o: (o, o), {}, r"a tuple of 2 \(\(7, 2\), \(7, 2\)\).*select=0"),
         (2, lambda o: {"a": o, "b": o}, {}, "a dict with 'a', 'b'.*select='a'"),
         (2, lambda o: {"a": o, "b": o}, {"select": "c"}, "select='c'.*a dict with 'a'"),
-        (2, lambda o: (o, o), {"output": "regression"}, "noise='log_variance' or noise='scale', or .*select=0"),
+        (2, lambda o: (o, o), {"output": "regression"}, "noise='variance', 'log_variance' or 'scale' .*select=0"),
         (4, lambda o: (o[:, :1], o[:, 1:]), {"output": "regression", "noise": "scale"}, r"\(\(7, 1\), \(7, 3\)\)"),
         (2, lambda o: -o.abs(), {"output": "regression", "noise": "scale"}, "scale that is not above 0"),
+        (2, lambda o: -o.abs(), {"output": "regression", "noise": "variance"}, "not above 0 .*noise='log_variance'"),
         (3, lambda o: ("text", o), {"select": 0}, "select=0 .*str"),
         (3, lambda o: o.argmax(1), {"output": "regression"}, r"torch\.int64"),
     ],
@@ -183,6 +195,9 @@ def of(model):
     [
         (lambda: SampleCollection.from_samples(network(), []), ValueError, "samples"),
         (lambda: SampleCollection.from_samples(None, [{}]), TypeError, "model"),
+        (lambda: SampleCollection.from_samples(network(), network().state_dict()), TypeError, r"\[network.state_dict"),
+        (lambda: collected().save("x.safetensors", store_frozen="no"), ValueError, "store_frozen.*'no'"),
+        (lambda: collected(normed(), buffers="reestimate").reestimate_buffers(X, targets=3), ValueError, "targets.*3"),
         (lambda: SampleCollection.load("samples", type(network())), TypeError, "model.*class Sequential"),
         (lambda: given(1, **{"0.weight": torch.zeros(2)}), ValueError, r"samples\[1\]: '0\.weight'.*\[2\].*\[8, 4\]"),
         (lambda: given(1, **{"0.bias": torch.full((8,), float("nan"))}), ValueError, r"samples\[1\]: '0\.bias'"),
@@ -203,6 +218,7 @@ def of(model):
         (lambda: SampleCollection.merge([collected(), collected(frozen())]), ValueError, r"'0\.weight' .* not in coll"),
         (lambda: SampleCollection.merge([collected(), collected(steps=0)]), ValueError, r"collections\[1\]"),
         (lambda: SampleCollection.merge(["a.safetensors"]), ValueError, r"model .*collections\[0\]"),
+        (lambda: SampleCollection.merge([collected()], model=3), TypeError, "model.*int"),
         (
             lambda: SampleCollection.merge([collected(buffers="snapshot"), collected()]),
             ValueError,
@@ -242,6 +258,7 @@ def test_collections(call, error, named):
         (lambda: Chains([frozen(0), frozen(1)]), ValueError, r"networks\[1\].*'0\.weight'"),
         (lambda: Chains([network().requires_grad_(False)]), ValueError, "networks"),
         (lambda: Chains([network()] * 2, prior_precision=-1.0), ValueError, "prior_precision.*-1"),
+        (lambda: Chains([network()] * 2, prior_precision="x"), TypeError, "prior_precision.*'x'"),
         (lambda: Chains([network()] * 2, prior_precision=torch.ones(3)), ValueError, "prior_precision"),
         (lambda: Chains([network()] * 2).precondition({"0.weight": torch.ones(1)}), ValueError, "scales.*'0.bias'"),
         (lambda: Chains([nn.Linear(2, 1, bias=False)]).precondition({"weight": -1.0}), ValueError, "'weight'.*-1"),

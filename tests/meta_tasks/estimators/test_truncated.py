@@ -10,18 +10,17 @@ import learned_samplers.differentiable  # noqa: F401  (makes the samplers known 
 from learned_samplers import MetaSGMCMC
 from learned_samplers.learned.meta_fields import build_meta_network
 from learned_samplers.learned.network import flatten, layers_of
+from meta_tasks.estimators import truncated
 from meta_tasks.estimators.truncated import TruncatedBackpropagation
 from meta_tasks.inner_loop.chains import ChainUnroll, MeanLoss
 from meta_tasks.inner_loop.schedule import Horizon, Schedule
-from meta_tasks.objectives import SteinKL
 from meta_tasks.objectives.stein import stein_score
 from meta_tasks.random_streams import generator
 from meta_tasks.rules.base import Hyperparameters
 from meta_tasks.rules.learned import L2ERule, MetaSGMCMCRule
 from meta_tasks.tasks import family_named
 from meta_tasks.tasks.gaussians import GaussianFamily, GaussianTask
-from meta_tasks.training import Trainer, TrainerSettings
-from meta_tasks.training.workers import ProcessExecutor, SerialExecutor
+from tests.meta_tasks import toy_runs
 
 N = 100
 SCALES = {"energy_scale": 3.0, "gradient_scale": 2.0}
@@ -104,14 +103,14 @@ def by_higher(problem, rule, weights, start, seeds, steps, every, schedule):
 
 
 def window(problem, rule, weights, schedule, seeds, *, steps=12, every=3, curvature=True):
-    unroll = ChainUnroll(problem, rule, SteinKL, schedule, seeds, curvature=curvature)
+    unroll = ChainUnroll(problem, rule, schedule, seeds, curvature=curvature)
     start = unroll.parameter.to(problem.mean.dtype)
     unroll.replace_states(start, (torch.zeros_like(start),))
     return unroll, start, unroll.backpropagate(weights, steps, every)
 
 
 def test_a_windows_gradient_is_that_of_highers_twin():
-    problem, rule = task(), MetaSGMCMCRule("signed", (5,), **SCALES)
+    problem, rule = task(), MetaSGMCMCRule((5,), **SCALES)
     weights, schedule, seeds = random_weights(rule).double(), Schedule(12, 4, 2), list(range(6))
     unroll, start, found = window(problem, rule, weights, schedule, seeds)
     expected = by_higher(problem, rule, weights, start, seeds, 12, 3, schedule)
@@ -128,7 +127,7 @@ def test_exact_draws_at_any_temperature_are_not_pushed_anywhere(temperature):
     """The derivative of KL[q‖p] in the logarithm of a scale is 0 where q is p, which is exp(−U/T)."""
     d, count = 5, 400
     gaussian = GaussianTask(torch.zeros(d), torch.eye(d), Hyperparameters(0.1, N, temperature=temperature))
-    unroll = ChainUnroll(gaussian, MetaSGMCMCRule(), lambda: SteinKL(0.05, 0.0), Schedule(10, 0, 5), list(range(count)))
+    unroll = ChainUnroll(gaussian, MetaSGMCMCRule(), Schedule(10, 0, 5), list(range(count)))
     scale = torch.ones((), requires_grad=True)
     draws = torch.randn(count, d, generator=generator(3)) * (temperature / N) ** 0.5
     unroll.parameter, unroll._due = draws * scale, (True, False)
@@ -142,7 +141,7 @@ def test_exact_draws_at_any_temperature_are_not_pushed_anywhere(temperature):
 
 
 def test_windows_keep_earlier_samples_of_the_chains_without_their_gradient():
-    problem, rule = task(noise=0.3), MetaSGMCMCRule("signed", (5,), **SCALES)
+    problem, rule = task(noise=0.3), MetaSGMCMCRule((5,), **SCALES)
     weights, schedule = random_weights(rule).double(), Schedule(24, 4, 4)
     unroll = window(problem, rule, weights, schedule, list(range(5)))[0]
     assert len(unroll.objective.kept) == 2
@@ -161,24 +160,20 @@ FAMILY = GaussianFamily(dimensions=(2, 3), num_data=100, lrs=(0.02,))
 
 
 def tbptt(**settings):
-    own = {"every": 2, "chains": 6, "slots": 2, "replay": 3, **settings}
+    own = {"every": 2, "chains": 6, "slots": 2, **settings}
     return TruncatedBackpropagation(Horizon(12, 20, samples=4), 4, **own)
 
 
-def trainer(folder=None, iterations=12, estimator=None, rule=None, executor=SerialExecutor, family=FAMILY, **settings):
-    settings = TrainerSettings(
-        **{"iterations": iterations, "evaluate_every": 0, "objective": "stein_kl", "learning_rate": 0.01, **settings}
-    )
-    rule = rule or MetaSGMCMCRule("signed", (4,), energy_scale=10.0)
-    return Trainer(family, rule, estimator or tbptt(), settings, folder=folder, make_executor=executor)
+def trainer(folder=None, iterations=12, estimator=None, rule=None, family=FAMILY, **settings):
+    rule = rule or MetaSGMCMCRule((4,), energy_scale=10.0)
+    settings = {"objective": "stein_kl", "learning_rate": 0.01, **settings}
+    return toy_runs.trainer(folder, iterations, estimator or tbptt(), family, rule, **settings)
 
 
 def run(**arguments):
     made = trainer(**arguments)
-    try:
-        made.run()
-    finally:
-        made.close()
+    made.run()
+    made.close()
     return made
 
 
@@ -193,12 +188,13 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path):
 
 
 def test_worker_processes_give_the_weights_that_one_process_gives(tmp_path):
-    run(folder=tmp_path, iterations=5, executor=lambda evaluator: ProcessExecutor(evaluator, 2))
+    run(folder=tmp_path, iterations=5, executor=toy_runs.workers(2))
     assert torch.equal(run(folder=tmp_path, iterations=8).weights, run(iterations=8).weights)
 
 
 def test_replay_starts_inner_loops_at_earlier_states(monkeypatch):
     starts, original = [], ChainUnroll.replace_states
+    monkeypatch.setattr(truncated, "ENSEMBLES", 3)
     monkeypatch.setattr(ChainUnroll, "replace_states", lambda *args: starts.append(args[1]) or original(*args))
     made = trainer(iterations=40)
     made.run()
@@ -208,7 +204,7 @@ def test_replay_starts_inner_loops_at_earlier_states(monkeypatch):
 
 def reached(rule, weights, problem):
     """KL to the posterior from the Gaussian with the moments of where sixty chains are after a horizon."""
-    unroll = ChainUnroll(problem, rule, SteinKL, Schedule(20, 0, 5), list(range(60)))
+    unroll = ChainUnroll(problem, rule, Schedule(20, 0, 5), list(range(60)))
     unroll.advance(weights.detach().expand(60, -1))
     x, precision = unroll.parameter.double(), problem.precision.double() * problem.hyperparameters.num_data
     found = MultivariateNormal(x.mean(0), torch.cov(x.T))
@@ -230,7 +226,7 @@ def test_it_learns_to_come_closer_to_the_posterior():
 
 
 def test_other_rules_are_trained_so_on_images():
-    for rule in (L2ERule("residual", "adaptive", (4,)), MetaSGMCMCRule("signed", (4,))):
+    for rule in (L2ERule("residual", "adaptive", (4,)), MetaSGMCMCRule((4,))):
         made = trainer(rule=rule, family=family_named("digits"))
         before = made.weights.detach().clone()
         assert made.step().gradient_norm > 0

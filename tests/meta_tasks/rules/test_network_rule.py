@@ -19,7 +19,7 @@ from tests.meta_tasks.toy_tasks import image_task
 
 def other_values(settings, each):
     """Settings that differ in one field, of as many values as the sampler allows."""
-    choices = getattr(each.metadata["checked"], "keywords", {}).get("choices", ())
+    choices = each.metadata["setting"].choices
     for value in (*choices, True, False, 3, 0.4, 2.5, 30.0):
         try:
             changed = replace(settings, **{each.name: value})

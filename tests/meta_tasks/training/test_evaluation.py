@@ -1,4 +1,4 @@
-"""Held-out evaluation, and what of it and of the rest is logged."""
+"""Held-out evaluation, the stopping rule that goes by it, and what of it and of the rest is logged."""
 
 from dataclasses import replace
 
@@ -10,11 +10,10 @@ from meta_tasks.estimators import AntitheticES
 from meta_tasks.inner_loop.schedule import Horizon, Schedule
 from meta_tasks.rules.classical import SGHMCRule
 from meta_tasks.rules.learned import KineticRule, L2ERule
-from meta_tasks.tasks import family_named
-from meta_tasks.tasks.task import ImageTask
-from meta_tasks.training import Trainer, TrainerSettings
+from meta_tasks.tasks import ImageTask, TaskStack, family_named
 from meta_tasks.training import evaluation as module
-from meta_tasks.training.evaluation import HeldOutEvaluation
+from meta_tasks.training.evaluation import HeldOutEvaluation, Score
+from tests.meta_tasks.toy_runs import trainer
 from tests.meta_tasks.toy_tasks import LearnableSGD
 
 
@@ -49,16 +48,15 @@ def test_the_best_learning_rate_counts_and_failures_are_the_worst(evaluation):
     assert both.share_failed == 0.5
 
 
-def trainer(folder, evaluation=None, **settings):
+def on_digits(folder, evaluation=None, iterations=20, **settings):
+    """A trainer of L2E on the digits."""
     estimator = AntitheticES(0.03, 2, Horizon(12, 12, samples=3))
-    settings = TrainerSettings(**settings)
-    return Trainer(
-        family_named("digits"), L2ERule("residual"), estimator, settings, folder=folder, evaluation=evaluation
-    )
+    options = dict(estimator=estimator, family=family_named("digits"), rule=L2ERule("residual"), evaluation=evaluation)
+    return trainer(folder, iterations, **options, **{"learning_rate": 0.01, "evaluate_every": 50, **settings})
 
 
 def run(folder, evaluation=None, **settings):
-    made = trainer(folder, evaluation, **settings)
+    made = on_digits(folder, evaluation, **settings)
     made.run()
     made.close()
     return made
@@ -69,7 +67,7 @@ def logged(folder):
 
 
 def test_everything_is_logged(tmp_path, evaluation, capsys):
-    trainer = run(tmp_path, evaluation, iterations=4, evaluate_every=2)
+    made = run(tmp_path, evaluation, iterations=4, evaluate_every=2)
     log = logged(tmp_path)
     scalars, images = set(log.Tags()["scalars"]), set(log.Tags()["images"])
     assert scalars >= {
@@ -81,11 +79,11 @@ def test_everything_is_logged(tmp_path, evaluation, capsys):
     assert any(tag.startswith("meta_loss/digits-") for tag in scalars)
     assert images == {"network/contours", "inner_loop/curves"}
     losses = [event.value for event in log.Scalars("meta_loss/all")]
-    assert losses == pytest.approx(trainer.history["loss"])
+    assert losses == pytest.approx(made.history["loss"])
     assert [event.step for event in log.Scalars("held_out_nll/sampler")] == [0, 2, 4]
-    assert [score["iteration"] for score in trainer.scores["sampler"]] == [0, 2, 4]
-    assert trainer.scores["sampler"][0]["nll"] == trainer.scores["baselines"]["SGHMC"]["nll"]
-    nll = trainer.scores["sampler"][2]["nll"]
+    assert [score["iteration"] for score in made.scores["sampler"]] == [0, 2, 4]
+    assert made.scores["sampler"][0]["nll"] == made.scores["baselines"]["SGHMC"]["nll"]
+    nll = made.scores["sampler"][2]["nll"]
     printed = [line for line in capsys.readouterr().out.splitlines() if "held-out NLL" in line]
     assert len(printed) == 3
     assert printed[2].startswith(f"iteration 4: held-out NLL {nll:.4f} (SGHMC ")
@@ -104,10 +102,12 @@ def test_the_baselines_have_their_own_grid():
 @pytest.mark.parametrize("rule", [SGHMCRule(), KineticRule((4,))], ids=["sghmc", "kinetic"])
 def test_every_sampler_takes_the_same_number_of_gradients(rule, evaluation, monkeypatch):
     taken = []
-    whole = ImageTask.loss_and_gradient
-    monkeypatch.setattr(ImageTask, "loss_and_gradient", lambda *args: taken.append(1) or whole(*args))
+    for task in (ImageTask, TaskStack):
+        whole = task.loss_and_gradient
+        counted = lambda *args, whole=whole: taken.append(len(args[1])) or whole(*args)  # noqa: E731
+        monkeypatch.setattr(task, "loss_and_gradient", counted)
     evaluation.score(rule, 0.1 * torch.randn(rule.num_weights, generator=torch.Generator().manual_seed(0)))
-    assert len(taken) == 40 * len(evaluation.lrs)  # of both chains at once
+    assert sum(taken) == 40 * len(evaluation.lrs) * evaluation.chains
 
 
 def test_baselines_are_scored_once_and_other_held_out_tasks_are_another_run(tmp_path, evaluation, capsys):
@@ -117,13 +117,13 @@ def test_baselines_are_scored_once_and_other_held_out_tasks_are_another_run(tmp_
     assert capsys.readouterr().out.count("scoring the hand-designed samplers") == 1
     other = HeldOutEvaluation(evaluation.family, 40, samples=4, tasks=2, lrs=(0.05, 0.2))
     with pytest.raises(ValueError, match=r"another run: held_out\.tasks is 1 there and 2 here"):
-        trainer(tmp_path, other, iterations=3)
-    assert trainer(tmp_path, iterations=3, evaluate_every=0).iteration == 2  # without any it goes on
+        on_digits(tmp_path, other, iterations=3)
+    assert on_digits(tmp_path, iterations=3, evaluate_every=0).iteration == 2  # without any it goes on
 
 
 def test_held_out_tasks_are_fixed_and_run_as_the_sampler_is_trained(monkeypatch):
-    seen, whole, rule = [], module.Unroll, SGHMCRule()
-    monkeypatch.setattr(module, "Unroll", lambda *args, **more: seen.append(args[3]) or whole(*args, **more))
+    seen, whole, rule = [], module.unrolls_of, SGHMCRule()
+    monkeypatch.setattr(module, "unrolls_of", lambda *args, **more: seen.append(args[2]) or whole(*args, **more))
 
     def runs(**burn_in):
         made = HeldOutEvaluation(family_named("digits"), 80, samples=4, tasks=1, chains=1, lrs=(0.1,), **burn_in)
@@ -147,7 +147,7 @@ def test_figures_have_a_cadence_of_their_own(tmp_path):
     run(tmp_path / "never", iterations=2, evaluate_every=0, figures_every=0)
     assert "network/contours" not in logged(tmp_path / "never").Tags()["images"]
     # the cadence may change when a run goes on
-    assert trainer(tmp_path / "never", iterations=3, evaluate_every=0, figures_every=1).iteration == 2
+    assert on_digits(tmp_path / "never", iterations=3, evaluate_every=0, figures_every=1).iteration == 2
 
 
 def test_what_was_logged_after_the_checkpoint_that_a_run_goes_on_from_is_dropped(tmp_path, evaluation):
@@ -165,10 +165,72 @@ def test_what_was_logged_after_the_checkpoint_that_a_run_goes_on_from_is_dropped
 
 
 def test_a_curve_of_failed_members_alone_is_drawn_without_a_warning(tmp_path, monkeypatch):
-    made = trainer(tmp_path, iterations=1, evaluate_every=0)
+    made = on_digits(tmp_path, iterations=1, evaluate_every=0)
     whole = made.executor.run
-    nothing = {"curve": [float("nan")] * 4}
+    nothing = {"curves": {"digits-cnn": [float("nan")] * 4}}
     monkeypatch.setattr(made.executor, "run", lambda *args: [replace(each, **nothing) for each in whole(*args)])
     made.run()
     made.close()
     assert "inner_loop/curves" in logged(tmp_path).Tags()["images"]
+
+
+# --- the stopping rule: the best weights are kept, patience counts evaluations, and both survive a stop ---
+
+
+class Scripted:
+    """Held-out scores that are given, one an evaluation, in the place of `HeldOutEvaluation`."""
+
+    def __init__(self, *nlls):
+        self.nlls = nlls
+
+    def check(self, rule):
+        pass
+
+    def record(self, scores, rule, weights, iteration):
+        rows = scores.setdefault("sampler", [])
+        scores.setdefault("baselines", {})
+        rows.append({"iteration": iteration, "nll": self.nlls[min(len(rows), len(self.nlls) - 1)]})
+        return Score(rows[-1]["nll"], 0.5, 0.0)
+
+
+def in_sessions(nlls, *sessions, folder=None):
+    """Runs of one folder, each of (iterations, patience); the last one, its end, and φ̄ by iteration."""
+    averages = {}
+    for iterations, patience in sessions:
+        made = trainer(folder, iterations, evaluation=Scripted(*nlls), evaluate_every=2, patience=patience)
+        step = made.step
+
+        def noting(made=made, step=step):
+            averages[made.iteration] = made.averaged.clone()
+            return step()
+
+        made.step = noting
+        end = made.run()
+        made.close()
+    averages[made.iteration] = made.averaged.clone()
+    return made, end, averages
+
+
+UP, EARLY = (5.0, 3.0, 4.0, 2.0, 4.0, 4.0, 4.0), (5.0, 3.0, 2.0, 2.5, 2.5, 2.5, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("nlls", "sessions", "iteration", "best"),  # scores are those of the iterations 0, 2, 4, …
+    [
+        ((5.0, 3.0, 2.0, 2.5, 2.0, 1.0), [(20, 2)], 8, 4),  # an equal one is no better
+        ((1.0, 2.0, 3.0, 4.0), [(8, 0)], 8, None),
+        ((1.0, 2.0), [(2, 2)], 2, 0),  # one that ends in between has its best, too
+        *((UP, [*first, (20, 2)], 10, 6) for first in ([], [(7, 2)], [(7, 2), (20, 2)])),  # one that stopped is over
+        # Patience that a resumed run turns on counts from weights that it has.
+        *((EARLY, [*first, (20, 3)], 10, 4) for first in ([(5, 0)], [(5, 3), (6, 0)], [(3, 0), (6, 3), (7, 0)])),
+        ((5.0, 3.0, 4.0), [(4, 2), (8, 0)], 8, None),  # and one that turns it off gives the last
+    ],
+)
+def test_a_run_ends_when_patience_is_over_and_keeps_the_best(nlls, sessions, iteration, best, tmp_path):
+    made, end, _ = in_sessions(nlls, *sessions, folder=tmp_path)
+    patience = sessions[-1][1]
+    assert made.iteration == iteration
+    assert end == (f"no better after {patience} evaluations: stopped" if iteration < sessions[-1][0] else "finished")
+    expected = in_sessions(nlls, (20, 0))[2]  # of a run that never stopped
+    assert torch.equal(made.result, expected[iteration if best is None else best])
+    assert made.stopping.card() == ({} if best is None else {"patience": patience, "best_iteration": best})

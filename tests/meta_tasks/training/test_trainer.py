@@ -16,38 +16,12 @@ import pytest
 import torch
 
 from learned_samplers.base.files import LOCK
-from meta_tasks.estimators import AntitheticES, NoiseReuseES, Shaping
-from meta_tasks.inner_loop.schedule import Horizon
+from meta_tasks.estimators import AntitheticES, Shaping
 from meta_tasks.rules.learned import L2ERule
-from meta_tasks.training import Trainer, TrainerSettings
 from meta_tasks.training.checkpoint import Checkpoints
-from meta_tasks.training.workers import ProcessExecutor, SerialExecutor
+from meta_tasks.training.workers import SerialExecutor
+from tests.meta_tasks.toy_runs import es, nres, run, trainer, workers
 from tests.meta_tasks.toy_tasks import LearnableSGD, QuadraticFamily
-
-HORIZON = Horizon(12, 12, samples=3)
-
-
-def es(**settings):
-    return AntitheticES(**{"sigma": 0.2, "pairs": 4, "horizon": HORIZON, **settings})
-
-
-def nres():
-    return NoiseReuseES(0.2, 4, HORIZON, 4)
-
-
-def trainer(folder=None, iterations=20, estimator=None, family=None, rule=None, executor=SerialExecutor, **settings):
-    settings = TrainerSettings(**{"iterations": iterations, "evaluate_every": 0, "learning_rate": 0.1, **settings})
-    family, rule, estimator = family or QuadraticFamily(), rule or LearnableSGD(), estimator or es()
-    return Trainer(family, rule, estimator, settings, folder=folder, make_executor=executor)
-
-
-def run(**arguments):
-    made = trainer(**arguments)
-    try:
-        made.run()
-    finally:
-        made.close()
-    return made
 
 
 def best_loss(family):
@@ -113,7 +87,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path, estimator):
 def test_worker_processes_give_the_weights_that_one_process_gives(tmp_path):
     # noise reuse is the harder case: the workers keep unrolls, which the checkpoint must collect from them
     serial = run(estimator=nres(), iterations=6)
-    shared = trainer(tmp_path, 3, nres(), executor=lambda evaluator: ProcessExecutor(evaluator, 2))
+    shared = trainer(tmp_path, 3, nres(), executor=workers(2))
     try:
         shared.run()
         assert shared.history["loss"] == serial.history["loss"][:3]
@@ -139,7 +113,7 @@ def test_a_default_device_changes_nothing():
 def test_worker_processes_have_the_default_dtype_and_a_run_keeps_it(tmp_path):
     torch.set_default_dtype(torch.float64)
     try:
-        shared = run(folder=tmp_path, iterations=2, executor=lambda evaluator: ProcessExecutor(evaluator, 1))
+        shared = run(folder=tmp_path, iterations=2, executor=workers(1))
         assert torch.equal(shared.weights, run(iterations=2).weights)
     finally:
         torch.set_default_dtype(torch.float32)
@@ -297,7 +271,7 @@ def test_the_log_of_an_iteration_is_what_its_pairs_say():
     assert done.rms_difference == pytest.approx(differences.square().mean().sqrt().item())
     assert done.member_steps_per_second > 0
     assert sum(result.member_steps for result in done.results) == 8 * 12
-    assert all(math.isfinite(point) for result in done.results for point in result.curve)
+    assert all(math.isfinite(point) for result in done.results for curve in result.curves.values() for point in curve)
 
 
 def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path, monkeypatch):
@@ -317,7 +291,7 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path, monkeypatch
 def test_a_folder_has_one_run_at_a_time(tmp_path):
     first = trainer(tmp_path, iterations=2)
     code = (
-        "import sys; from tests.meta_tasks.training.test_trainer import trainer; from pathlib import Path\n"
+        "import sys; from tests.meta_tasks.toy_runs import trainer; from pathlib import Path\n"
         "try: trainer(Path(sys.argv[1]), iterations=2)\n"
         "except RuntimeError as error: print(error)"
     )

@@ -14,31 +14,25 @@ import torch
 from meta_tasks.estimators import AntitheticES
 from meta_tasks.estimators.base import Evaluator
 from meta_tasks.inner_loop.schedule import Horizon
-from meta_tasks.training import SerialExecutor, Trainer, TrainerSettings, workers
+from meta_tasks.training import SerialExecutor, workers
 from meta_tasks.training.checkpoint import Checkpoints
 from meta_tasks.training.workers import ProcessExecutor
+from tests.meta_tasks import toy_runs
+from tests.meta_tasks.toy_runs import es, trainer
 from tests.meta_tasks.toy_tasks import LearnableSGD, QuadraticFamily
 
 ROOT = Path(__file__).parents[3]
-ESTIMATOR = AntitheticES(0.2, 4, Horizon(12, 12, samples=3))
 # It does not close the trainer: the end of the interpreter must not wait for workers that ignore SIGTERM.
 SCRIPT = """
 import sys
 from pathlib import Path
-from meta_tasks.training import ProcessExecutor, Trainer, TrainerSettings
-from tests.meta_tasks.toy_tasks import LearnableSGD
-from tests.meta_tasks.training.test_workers import ESTIMATOR
-from tests.meta_tasks.toy_tasks import QuadraticFamily
+from tests.meta_tasks.toy_runs import trainer, workers
 
 if __name__ == "__main__":
-    settings = TrainerSettings(iterations=10**6, evaluate_every=0, checkpoint_minutes=1000.0)
-    trainer = Trainer(
-        QuadraticFamily(), LearnableSGD(), ESTIMATOR, settings, folder=Path(sys.argv[1]),
-        make_executor=lambda evaluator: ProcessExecutor(evaluator, 2),
-    )
-    trainer.step()
+    made = trainer(Path(sys.argv[1]), 10**6, executor=workers(2), checkpoint_minutes=1000.0)
+    made.step()
     print("ready", flush=True)
-    print(trainer.run(), "after", trainer.iteration)
+    print(made.run(), "after", made.iteration)
 """
 
 
@@ -101,10 +95,11 @@ class SlowFamily(QuadraticFamily):
 
 
 def test_closing_waits_for_busy_workers_and_ends_those_that_do_not_leave(monkeypatch, capfd):
-    monkeypatch.setattr(workers, "_GOODBYE", 8.0)
-    executor = ProcessExecutor(ESTIMATOR.evaluator(SlowFamily(), LearnableSGD(), "bma", 0), 2)
+    monkeypatch.setattr(workers, "_GOODBYE", 3.0)
+    estimator = es()
+    executor = ProcessExecutor(estimator.evaluator(SlowFamily(), LearnableSGD(), "bma", 0), 2)
     executor.state_dict()  # both are there
-    for connection, job in zip(executor._connections, ESTIMATOR.jobs(0, 0)):
+    for connection, job in zip(executor._connections, estimator.jobs(0, 0)):
         connection.send(("run", (job, torch.zeros(2).numpy())))
     processes = list(executor._processes)
     for process in processes:
@@ -136,11 +131,10 @@ class FailingOnceES(AntitheticES):
 
 def test_after_a_job_that_failed_the_others_answers_are_not_taken_for_later_ones(tmp_path):
     ends = []
-    for number, executor in enumerate((lambda each: ProcessExecutor(each, 2), SerialExecutor)):
+    for number, executor in enumerate((toy_runs.workers(2), SerialExecutor)):
         estimator = FailingOnceES(0.1, 4, Horizon(20, 20, samples=2))
         estimator.flag = tmp_path / f"flag{number}"
-        settings = TrainerSettings(iterations=3, evaluate_every=0, figures_every=0)
-        made = Trainer(QuadraticFamily(), LearnableSGD(), estimator, settings, make_executor=executor)
+        made = trainer(None, 3, estimator=estimator, executor=executor)
         try:
             with pytest.raises((MemoryError, RuntimeError), match="once"):
                 made.run()

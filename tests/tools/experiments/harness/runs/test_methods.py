@@ -5,8 +5,9 @@ from collections import Counter
 
 import pytest
 import torch
-from experiments.harness.runs.methods import METHODS, SHORT_NAMES, Setting, candidates, proposal
+from experiments.harness.runs.methods import METHODS
 from experiments.harness.runs.settings import Settings
+from experiments.harness.runs.trials import SHORT_NAMES, Setting, candidates, proposal
 from experiments.harness.tuning import Tuning
 
 from learned_samplers import L2E
