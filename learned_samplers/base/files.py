@@ -11,6 +11,7 @@ import re
 import socket
 import stat
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -29,23 +30,39 @@ def write_atomically(path: Path, data: bytes, *, clean: bool = True) -> None:
         ValueError: the path is that of a device, a pipe or a socket.
         OSError: the system's errno (ENOSPC for a full disk) with the path; the temporary file is removed.
     """
-    refuse_special(path)
-    if clean:
-        _remove_leftovers(path)
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+    write_together({path: data}, clean=clean)
+
+
+def write_together(files: Mapping[Path, bytes], *, clean: bool = True) -> None:
+    """Write files of one folder that belong together: after a failure all are what they were before.
+
+    All contents are on the disk before the first one takes its place, so that a full disk changes none.
+
+    Raises:
+        ValueError, OSError: as `write_atomically`.
+    """
+    temporaries = {path: path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp") for path in files}
+    path = next(iter(files))
     try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise _named(error, path, data) from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        for path, data in files.items():
+            refuse_special(path)
+            if clean:
+                _remove_leftovers(path)
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            with open(temporaries[path], "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, temporary in temporaries.items():
+            os.replace(temporary, path)
+    except BaseException as error:
+        for temporary in temporaries.values():
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise _named(error, path, files[path]) from error
         raise
-    # The rename itself lasts only once the folder is on the disk; some file systems cannot sync a folder.
+    # A rename itself lasts only once the folder is on the disk; some file systems cannot sync a folder.
     with contextlib.suppress(OSError):
         descriptor = os.open(path.parent, os.O_RDONLY)
         try:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from learned_samplers.base.operations import waits_for_launches
 from learned_samplers.base.segments import Segments, matrix_sides
-from learned_samplers.base.warning import warn
 
 #: Of the running average R ← d·R + (1−d)·GᵀG.
 COVARIANCE_DECAY = 0.95
@@ -33,7 +32,7 @@ _RIDGE = 1e-4
 # p(x) = a·x + b·x³ + c·x⁵, five times over, brings every singular value in (0.003, 1] to between 0.68 and 1.2: fast and
 # close enough, for the values need not be 1 (K. Jordan et al., Muon, 2024).
 _POLYNOMIAL = (3.4445, -4.7750, 2.0315)
-_TIMES = 5
+NEWTON_SCHULZ_STEPS = 5
 _FLOOR = 1e-20
 # In `attenuation`: 1 without a pull, whatever the gradient, and differentiable where both are zero.
 _TINY = 1e-30
@@ -43,8 +42,6 @@ _NEWTON = 18
 _ROOTS_AT_ONCE = 1 << 27
 # On a GPU squares of up to so many rows go together, the smaller ones with zeros around them; and the larger ones.
 _LOW = 64
-# Above this many operations a step on a CPU, half a second of a core, users are told.
-_MANY_OPERATIONS = 5e10
 
 
 # ------------------------------------------------------------------- the whole direction
@@ -53,15 +50,16 @@ _MANY_OPERATIONS = 5e10
 def directions(
     ahead: Sequence[Tensor], states: Sequence[Tensor], parameters: Sequence[Tensor], decay: Any = 0.0
 ) -> list[Tensor]:
-    """Of matrices (..., rows, columns) the orthogonal factor of each, whitened by ``states``, times its `attenuation`.
+    """Orthogonal factor of each matrix (..., rows, columns), whitened by ``states``, times its `attenuation`.
 
     The root mean square is about 1 over a tensor, or less by the attenuation; a single row is divided by its own.
     ``parameters`` and ``decay``, λ/N, are for the attenuation: 0 has none.
     """
-    rows = orthogonal(all_whitened(ahead, states))
-    if not rows or not (isinstance(decay, Tensor) or decay):
-        return rows
-    return [row * factor for row, factor in zip(rows, attenuations(ahead, parameters, decay), strict=True)]
+    factors = orthogonal(all_whitened(ahead, states))
+    if not factors or not (isinstance(decay, Tensor) or decay):
+        return factors
+    lengths = attenuations(ahead, parameters, decay)
+    return [factor * length for factor, length in zip(factors, lengths, strict=True)]
 
 
 def attenuation(ahead: Tensor, parameter: Tensor, decay: Any) -> Tensor:
@@ -83,42 +81,8 @@ def attenuations(ahead: Sequence[Tensor], parameters: Sequence[Tensor], decay: A
     if ahead[0].dim() == 2:  # all tensors together: one by one it takes a tenth of a step
         m, theta = [torch.stack(list(torch._foreach_norm(list(x)))).square() for x in (ahead, parameters)]
         return attenuation(m, theta, decay).unbind()
-    sizes = ([each.square().sum((-2, -1), keepdim=True) for each in x] for x in (ahead, parameters))
-    return [attenuation(each, theta, decay) for each, theta in zip(*sizes, strict=True)]
-
-
-def operations(segments: Segments) -> float:
-    """Floating-point operations of `directions` of these tensors in a step, a multiply-add as two."""
-    total = 0.0
-    for rows, columns in segments.matrices:
-        short, long = sorted((rows, columns))
-        if short > 1:
-            blocks, height = blocks_of(short, TALLEST_BLOCK)
-            total += blocks * (4 * height**2 * long + 2 * (4 * _TIMES - 3) * height**3)
-        shape = state_shape((rows, columns))
-        if len(shape) > 1:
-            _, blocks, width, _ = shape
-            # An eigendecomposition is some ten products.
-            total += blocks * (4 * rows * width**2 + 22 * width**3 / ROOT_EVERY)
-    return total
-
-
-def warn_if_slow(params: Sequence[Tensor], sees: str, instead: str) -> None:
-    """Say so where the directions of these matrices take long at every step; on CPUs alone.
-
-    ``sees`` begins the sentence ("… each matrix's momentum whitened"), ``instead`` ends it.
-    """
-    here = [p for p in params if p.device.type == "cpu" and p.numel()]
-    if not here:
-        return
-    segments = Segments.of(here)
-    needed = operations(segments)
-    if needed > _MANY_OPERATIONS:
-        rows, columns = max(segments.matrices, key=min)
-        warn(
-            f"{sees} each matrix's momentum whitened, {needed / 1e9:.0f} billion operations a step here (the largest "
-            f"is {rows}×{columns}): slow on a CPU. {instead}"
-        )
+    squares = ([matrix.square().sum((-2, -1), keepdim=True) for matrix in x] for x in (ahead, parameters))
+    return [attenuation(m, theta, decay) for m, theta in zip(*squares, strict=True)]
 
 
 # ------------------------------------------------------------------- the orthogonal factor
@@ -134,33 +98,35 @@ def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
     alike = defaultdict(list)
     for i, matrix in enumerate(matrices):
         alike[matrix.shape[-2:], matrix.dtype, matrix.device].append(i)
-    found: list[Tensor] = [torch.empty(0)] * len(matrices)
-    wide, begun = [], []
+    result: list[Tensor] = [torch.empty(0)] * len(matrices)
+    wide, squares = [], []
     for ((rows, columns), _, _), places in alike.items():
         # No copy of a single one, which may be as large as the model.
-        together = torch.stack([matrices[i] for i in places]) if len(places) > 1 else matrices[places[0]].unsqueeze(0)
-        wide.append(together if rows <= columns else together.mT)
-        begun.append(_begun(wide[-1]))
-    factors = _factors([square for _, square, _ in begun])
-    for places, x, (cut, _, scale), factor in zip(alike.values(), wide, begun, factors, strict=True):
+        stacked = torch.stack([matrices[i] for i in places]) if len(places) > 1 else matrices[places[0]].unsqueeze(0)
+        wide.append(stacked if rows <= columns else stacked.mT)
+        squares.append(_squares(wide[-1]))
+    factors = _factors([square for _, square, _ in squares])
+    for places, x, (blocks, _, scale), factor in zip(alike.values(), wide, squares, factors, strict=True):
         rows, columns = x.shape[-2:]
-        made = cut * scale if factor is None else torch.bmm(factor * scale, cut)
+        made = blocks * scale if factor is None else torch.bmm(factor * scale, blocks)
         made = made.reshape(*x.shape[:-2], -1, columns)[..., :rows, :]
         transposed = matrices[places[0]].shape[-1] != columns
         for i, matrix in zip(places, made.mT if transposed else made, strict=True):
-            found[i] = matrix
-    return found
+            result[i] = matrix
+    return result
 
 
-def _begun(x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Of matrices (..., rows, columns) with no more rows than columns: in blocks of rows X, the square of each, scaled,
-    and what the product of factor and block is to be multiplied by. A single row has no square."""
+def _squares(x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Blocks X of the rows of matrices, X·Xᵀ of each scaled to trace 1, and the scale of the orthogonal factor.
+
+    ``x`` is (..., rows, columns) with no more rows than columns; a single row has no square.
+    """
     rows, columns = x.shape[-2:]
     if rows == 1:
         return x, None, torch.rsqrt(x.square().sum(-1, keepdim=True) + _FLOOR) * math.sqrt(columns)
-    blocks, height = blocks_of(rows, TALLEST_BLOCK)
-    if blocks * height > rows:
-        x = torch.nn.functional.pad(x, (0, 0, 0, blocks * height - rows))
+    height = math.ceil(rows / math.ceil(rows / TALLEST_BLOCK))
+    if missing := -rows % height:
+        x = torch.nn.functional.pad(x, (0, 0, 0, missing))
     cut = x.reshape(-1, height, columns)
     square = torch.bmm(cut, cut.mT)
     scale = torch.rsqrt(square.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None] + _FLOOR)
@@ -168,48 +134,48 @@ def _begun(x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
 
 
 def _factors(squares: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """W of each S = X·Xᵀ for which W·X is the orthogonal factor of X; those of like heights together, where it pays.
+    """W of each S = X·Xᵀ for which W·X is the orthogonal factor of X; squares of like heights together, where it pays.
 
     Every iterate is W·X with W a polynomial of S, and its own square is W·S·W: two products along the long side in the
     place of ten.
     """
-    found: list[Tensor | None] = [None] * len(squares)
-    known = [i for i, square in enumerate(squares) if square is not None]
-    given: list[Tensor] = [square for square in squares if square is not None]
+    factors: list[Tensor | None] = [None] * len(squares)
+    numbers = [i for i, square in enumerate(squares) if square is not None]
+    present: list[Tensor] = [square for square in squares if square is not None]
     a, b, c = _POLYNOMIAL
-    for places in together(given, [each.shape[-1] > _LOW for each in given]):
-        parts = [given[i] for i in places]
+    for places in together(present, [square.shape[-1] > _LOW for square in present]):
+        parts = [present[i] for i in places]
         square = parts[0] if len(parts) == 1 else _side_by_side(parts)
-        whole, eye = None, torch.eye(square.shape[-1], dtype=square.dtype, device=square.device)
-        for time in range(_TIMES):
-            # The iteration's factor is a + rest.
-            rest = torch.baddbmm(square, square, square, beta=b, alpha=c)
-            whole = rest + a * eye if whole is None else torch.baddbmm(whole, rest, whole, beta=a)
-            if time < _TIMES - 1:
-                half = torch.baddbmm(square, rest, square, beta=a)
-                square = torch.baddbmm(half, half, rest, beta=a)
-        assert whole is not None
-        for i, part, factor in zip(places, parts, whole.split([len(part) for part in parts]), strict=True):
+        product, eye = None, torch.eye(square.shape[-1], dtype=square.dtype, device=square.device)
+        for time in range(NEWTON_SCHULZ_STEPS):
+            # The iteration's factor is a + remainder.
+            remainder = torch.baddbmm(square, square, square, beta=b, alpha=c)
+            product = remainder + a * eye if product is None else torch.baddbmm(product, remainder, product, beta=a)
+            if time < NEWTON_SCHULZ_STEPS - 1:
+                half = torch.baddbmm(square, remainder, square, beta=a)
+                square = torch.baddbmm(half, half, remainder, beta=a)
+        assert product is not None
+        for i, part, factor in zip(places, parts, product.split([len(part) for part in parts]), strict=True):
             height = part.shape[-1]
-            found[known[i]] = factor[:, :height, :height]
-    return found
+            factors[numbers[i]] = factor[:, :height, :height]
+    return factors
 
 
 def _side_by_side(squares: Sequence[Tensor]) -> Tensor:
     """Matrices (n, side, side) of several sides as one batch, zeros around the smaller ones."""
-    side = max(each.shape[-1] for each in squares)
-    found = squares[0].new_zeros(sum(map(len, squares)), side, side)
-    for each, part in zip(squares, found.split([len(each) for each in squares]), strict=True):
-        part[:, : each.shape[-1], : each.shape[-1]] = each
-    return found
+    side = max(square.shape[-1] for square in squares)
+    batch = squares[0].new_zeros(sum(map(len, squares)), side, side)
+    for square, part in zip(squares, batch.split([len(square) for square in squares]), strict=True):
+        part[:, : square.shape[-1], : square.shape[-1]] = square
+    return batch
 
 
 def together(tensors: Iterable[Tensor], keys: Sequence[Any]) -> list[list[int]]:
-    """The places of tensors that are worked on together: on a CPU each alone, on a GPU those of one key and dtype."""
-    found: dict[Any, list[int]] = {}
+    """Places of tensors that are worked on together: on a CPU each alone, on a GPU all of one key and dtype."""
+    places: dict[Any, list[int]] = {}
     for i, (x, key) in enumerate(zip(tensors, keys, strict=True)):
-        found.setdefault((key, x.dtype, x.device if waits_for_launches(x) else i), []).append(i)
-    return list(found.values())
+        places.setdefault((key, x.dtype, x.device if waits_for_launches(x) else i), []).append(i)
+    return list(places.values())
 
 
 # ------------------------------------------------------------------- the covariance of the inputs
@@ -229,7 +195,7 @@ def state_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def state_lengths(segments: Segments) -> tuple[int, ...]:
-    """How many numbers each tensor's state has.
+    """Number of numbers in each tensor's state.
 
     Raises:
         ValueError: ``segments`` do not know the shapes.
@@ -243,30 +209,24 @@ def flat_states(whitening: Tensor, segments: Segments) -> list[Tensor]:
     return [piece.unflatten(-1, state_shape(sides)) for piece, sides in zip(pieces, segments.matrices, strict=True)]
 
 
-def whitened(matrix: Tensor, state: Tensor) -> Tensor:
-    """M·(R + 10⁻⁴·‖R‖)^(−1/2) of a matrix M (..., rows, columns), up to a factor; M where it has no state.
+def all_whitened(matrices: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
+    """M·(R + 10⁻⁴·‖R‖)^(−1/2) of each matrix M (..., rows, columns), up to a factor; M itself where it has no state.
 
     R, the running average of GᵀG over the gradients G, is in blocks of at most `WIDEST_BLOCK` columns. (Shampoo, of
     Gupta, Koren and Singer, 2018, on one side.) Until a block's first root is made it is left as it is.
     """
-    if not state.shape[-1]:
-        return matrix
-    blocks = in_blocks(matrix, state.shape[-1])
-    return (blocks + blocks @ state[..., 1, :, :, :]).transpose(-3, -2).flatten(-2)[..., : matrix.shape[-1]]
-
-
-def all_whitened(matrices: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
-    """`whitened` of each."""
-    found: list[Tensor] = [torch.empty(0)] * len(matrices)
+    result = list(matrices)
     for places in together(matrices, [(m.shape, state.shape) for m, state in zip(matrices, states, strict=True)]):
-        if len(places) == 1 or not states[places[0]].shape[-1]:
-            for i in places:
-                found[i] = whitened(matrices[i], states[i])
+        width, columns = states[places[0]].shape[-1], matrices[places[0]].shape[-1]
+        if not width:
             continue
-        stacked = whitened(torch.stack([matrices[i] for i in places]), torch.stack([states[i] for i in places]))
-        for i, matrix in zip(places, stacked, strict=True):
-            found[i] = matrix
-    return found
+        alone = len(places) == 1
+        blocks = in_blocks(matrices[places[0]] if alone else torch.stack([matrices[i] for i in places]), width)
+        state = states[places[0]] if alone else torch.stack([states[i] for i in places])
+        product = (blocks + blocks @ state[..., 1, :, :, :]).transpose(-3, -2).flatten(-2)[..., :columns]
+        for i, matrix in zip(places, [product] if alone else product, strict=True):
+            result[i] = matrix
+    return result
 
 
 def update_covariances_(states: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
@@ -281,14 +241,14 @@ def update_covariances_(states: Sequence[Tensor], gradients: Sequence[Tensor]) -
 
 
 def covariances_of(states: Sequence[Tensor], gradients: Sequence[Tensor]) -> Iterator[tuple[list[int], list[Tensor]]]:
-    """GᵀG of each gradient whose state is not empty, in blocks as wide as the state's; with their places."""
+    """GᵀG of each gradient whose state is not empty, in blocks as wide as the state's; with the gradients' places."""
     for places in together(gradients, [(g.shape, state.shape) for g, state in zip(gradients, states, strict=True)]):
         width = states[places[0]].shape[-1]
         if width:
-            one = len(places) == 1
-            blocks = in_blocks(gradients[places[0]] if one else torch.stack([gradients[i] for i in places]), width)
-            found = blocks.mT @ blocks
-            yield places, [found] if one else list(found.unbind())
+            alone = len(places) == 1
+            blocks = in_blocks(gradients[places[0]] if alone else torch.stack([gradients[i] for i in places]), width)
+            covariance = blocks.mT @ blocks
+            yield places, [covariance] if alone else list(covariance.unbind())
 
 
 def renew_roots_(states: Sequence[Tensor], step: int, first: int = 0) -> None:
@@ -318,25 +278,25 @@ def renew_roots_(states: Sequence[Tensor], step: int, first: int = 0) -> None:
             roots.append(state[..., 1, turn, :, :])
         first += state.shape[-3]
     for places in together(covariances, [x.shape[-1] for x in covariances]):
-        some = [covariances[i] for i in places]
-        width = some[0].shape[-1]
-        every = some[0] if len(some) == 1 else torch.cat([x.reshape(-1, width, width) for x in some])
-        found = inverse_root(every) - torch.eye(width, dtype=every.dtype, device=every.device)
-        sizes = [x.numel() // width**2 for x in some]
-        for i, root in zip(places, [found] if len(some) == 1 else found.split(sizes), strict=True):
+        alike = [covariances[i] for i in places]
+        width = alike[0].shape[-1]
+        batch = alike[0] if len(alike) == 1 else torch.cat([x.reshape(-1, width, width) for x in alike])
+        made = inverse_root(batch) - torch.eye(width, dtype=batch.dtype, device=batch.device)
+        sizes = [x.numel() // width**2 for x in alike]
+        for i, root in zip(places, [made] if len(alike) == 1 else made.split(sizes), strict=True):
             roots[i].copy_(root.reshape(roots[i].shape))
 
 
 def renew_roots(sampler: Any, group: dict[str, Any]) -> None:
-    """`renew_roots_` after a step of this group of a sampler whose state "whitening" they are.
+    """`renew_roots_` after a step of one group, for a sampler that keeps covariances and roots as state "whitening".
 
-    Also of tensors that had no gradient in this step: their turn may come in steps in which they never have one.
+    Tensors without a gradient in this step have their turn too: it may fall on steps in which they never have one.
     """
     first = 0
-    for each in sampler.param_groups:
-        known = [sampler.state[p] for p in each["params"] if p in sampler.state]
-        states = [state["whitening"] for state in known if "whitening" in state]
-        if each is group:
+    for earlier in sampler.param_groups:
+        tensors = [sampler.state[p] for p in earlier["params"] if p in sampler.state]
+        states = [state["whitening"] for state in tensors if "whitening" in state]
+        if earlier is group:
             renew_roots_(states, group["step"], first)
             return
         first += sum(state.shape[-3] for state in states if state.shape[-1])
@@ -390,9 +350,15 @@ def newton_inverse_root(a: Tensor) -> Tensor:
 
 
 def blocks_of(side: int, most: int) -> tuple[int, int]:
-    """How many equal blocks of at most ``most`` a side is cut into, and their width; the last may be shorter."""
+    """Number and width of the equal blocks of at most ``most`` that a side is cut into; the last may be shorter."""
     blocks = math.ceil(side / most)
     return blocks, math.ceil(side / max(blocks, 1))
+
+
+def as_matrices(x: Tensor, segments: Segments) -> list[Tensor]:
+    """The tensors in a flat buffer (..., d) as matrices, (..., rows, columns): views."""
+    pieces = zip(x.split(segments.lengths, -1), segments.sides or segments.matrices, strict=True)
+    return [piece.unflatten(-1, sides) for piece, sides in pieces]
 
 
 def in_blocks(matrix: Tensor, width: int) -> Tensor:

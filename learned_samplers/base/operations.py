@@ -32,11 +32,6 @@ def scalar_sqrt(x: Any) -> Any:
     return x.sqrt() if isinstance(x, Tensor) else math.sqrt(x)
 
 
-def scalar_log10(x: Any) -> Any:
-    """Decimal logarithm of a number or of a zero-dimensional tensor."""
-    return x.log10() if isinstance(x, Tensor) else math.log10(x)
-
-
 def _mean_square(x: Tensor, like: Tensor) -> Tensor:
     if not x.numel():
         return torch.zeros_like(like)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate, chain
 from math import prod
 from typing import Any
@@ -37,6 +38,8 @@ class Segments:
     total: int = field(init=False, compare=False)
     #: Where each tensor begins, and d at the end.
     edges: tuple[int, ...] = field(init=False, compare=False)
+    #: `matrix_sides` of each tensor, where the shapes are known.
+    sides: tuple[tuple[int, int], ...] | None = field(init=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         lengths = tuple(map(int, self.lengths))
@@ -47,10 +50,11 @@ class Segments:
             object.__setattr__(self, name, value)
         if self.shapes is not None and tuple(map(prod, self.shapes)) != lengths:
             raise ValueError(f"shapes of Segments must have the lengths {lengths}, got {self.shapes}")
+        object.__setattr__(self, "sides", self.shapes and tuple(map(matrix_sides, self.shapes)))
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> Segments:
-        """Those of these tensors laid end to end."""
+        """Segments of these tensors, laid end to end."""
         shapes = [tuple(tensor.shape) for tensor in tensors]
         return cls(tuple(map(prod, shapes)), tuple(shapes))
 
@@ -63,12 +67,7 @@ class Segments:
         """
         if self.shapes is None:
             raise ValueError("the shapes of the tensors must be known here: Segments(lengths, shapes), got none")
-        return tuple(map(matrix_sides, self.shapes))
-
-    def as_matrices(self, x: Tensor) -> list[Tensor]:
-        """The tensors in a flat buffer (..., d) as views of these rows and columns, (..., rows, columns)."""
-        pieces = zip(x.split(self.lengths, -1), self.matrices, strict=True)
-        return [piece.unflatten(-1, sides) for piece, sides in pieces]
+        return self.sides or ()
 
     def mean_square(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Mean of x² over each tensor, (..., d) → (..., S), in ``dtype``, by default that of x."""
@@ -89,21 +88,21 @@ class Segments:
         return torch.stack([_mean(piece, dtype or x.dtype) for piece in x.split(self.lengths, -1)], -1)
 
     def _at_once(self, x: Tensor, dtype: torch.dtype | None) -> bool:
-        """Whether the sums over all pieces of all rows are made in one call."""
+        """Return True where the sums over all pieces of all rows are made in one call."""
         fits = dtype in (None, x.dtype) and x.dtype in (torch.float32, torch.float64) and x.numel() > 0
-        known = x.device.type in ("cpu", "cuda")  # other devices may lack the operation
+        offered = x.device.type in ("cpu", "cuda")  # other devices may lack the operation
         plain = not (torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()))
-        return fits and known and plain and waits_for_launches(x)
+        return fits and offered and plain and waits_for_launches(x)
 
     def _sums(self, x: Tensor) -> Tensor:
         """Sums over each tensor in two launches: over pieces of it, each a block of threads, then of the pieces."""
         like = torch.empty(0, dtype=torch.int64, device=x.device)
         pieces = [(*[_PIECE] * (n // _PIECE), *([n % _PIECE] if n % _PIECE else [])) for n in self.lengths]
-        found = x.reshape(-1)
+        sums = x.reshape(-1)
         for lengths in (tuple(chain.from_iterable(pieces)), tuple(map(len, pieces))):
-            every = constant(lengths, like).repeat(x.numel() // self.total)
-            found = torch.segment_reduce(found, "sum", lengths=every, unsafe=True)
-        return found.view(*x.shape[:-1], len(self.lengths))
+            of_all_rows = constant(lengths, like).repeat(x.numel() // self.total)
+            sums = torch.segment_reduce(sums, "sum", lengths=of_all_rows, unsafe=True)
+        return sums.view(*x.shape[:-1], len(self.lengths))
 
     def expand(self, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Each tensor's value (..., S) at its coordinates: (..., stop − start), or (..., 1) if one tensor has all."""
@@ -120,12 +119,18 @@ class Segments:
         return torch.cat(pieces, -1)
 
     def _holder(self, position: int) -> int:
-        """The tensor that a position belongs to; a search that ``torch.compile`` can follow, which it cannot bisect."""
+        """The tensor that holds a position, by a search that ``torch.compile`` can follow (it cannot bisect)."""
         low, high = 0, len(self.lengths)
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self.edges[middle] <= position else (low, middle)
         return low
+
+
+@lru_cache(maxsize=256)
+def of_shapes(shapes: tuple[tuple[int, ...], ...]) -> Segments:
+    """Segments of tensors of these shapes, made once: the shapes are the same at every step."""
+    return Segments(tuple(map(prod, shapes)), tuple(map(tuple, shapes)))
 
 
 # Coordinates that a block of threads adds up.

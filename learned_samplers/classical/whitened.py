@@ -14,8 +14,8 @@ from learned_samplers.base.matrices import (
     renew_roots_,
     state_shape,
     update_covariances_,
-    warn_if_slow,
 )
+from learned_samplers.base.matrix_cost import warn_if_slow
 from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.sampler import MomentumSampler
 from learned_samplers.base.segments import matrix_sides

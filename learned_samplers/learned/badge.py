@@ -52,7 +52,7 @@ def badge_of(
     """
     if law is None:
         return HEURISTIC, "the invariant law of these weights has not been measured: their card has no law"
-    missing = [key for key, kind in _NEEDED.items() if not isinstance(law.get(key), kind)]
+    missing = [key for key, expected in _NEEDED.items() if not isinstance(law.get(key), expected)]
     if missing:
         return HEURISTIC, f"the law in the card does not say at what it was measured: it lacks {', '.join(missing)}"
     reason = law["reason"]
@@ -70,8 +70,8 @@ def badge_of(
         return HEURISTIC, "the network has other weights than those that were measured"
     ours, theirs = settings.as_dict(), settings.current(law["settings"])
     for name in differences(ours, theirs):
-        there = f"{theirs[name]!r}" if name in theirs else "nothing"
-        return HEURISTIC, f"{name} is {ours.get(name)!r}, and the law was measured with {there}"
+        measured = f"{theirs[name]!r}" if name in theirs else "nothing"
+        return HEURISTIC, f"{name} is {ours.get(name)!r}, and the law was measured with {measured}"
     for group in groups:
         outside = _outside(law, group)
         if outside:
@@ -84,7 +84,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _outside(law: dict[str, Any], group: dict[str, Any]) -> str | None:
-    """Why the law that was measured does not cover a parameter group's settings; None where it does."""
+    """Return the reason why the law that was measured does not cover a parameter group's settings, or None."""
     lr, decay, temperature = (float(as_number(group[name])) for name in ("lr", "momentum_decay", "temperature"))
     if lr > max(law["lr"]):
         return f"lr is {lr:g}, and the law was measured up to {max(law['lr']):g}"

@@ -1,4 +1,4 @@
-"""What a weight card means: its sampler, its settings, and a summary for people."""
+"""Weight cards: the sampler and the settings that a card belongs to, and a summary for people."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def registered(name: str) -> type[LearnedSampler]:
         ValueError: there is none, or its module has not been imported.
     """
     if name not in REGISTRY:
-        known = ", ".join(map(repr, REGISTRY))
-        raise ValueError(f"sampler must be one of {known} or of an imported module of your own, got {name!r}")
+        names = ", ".join(map(repr, REGISTRY))
+        raise ValueError(f"sampler must be one of {names} or of an imported module of your own, got {name!r}")
     return REGISTRY[name]
 
 
@@ -133,7 +133,7 @@ def _training(meta: dict[str, Any]) -> str:
 
 
 def _afterwards(meta: dict[str, Any]) -> list[str]:
-    """The commands of what was done with the weights after their training."""
+    """Commands that changed the weights after their training."""
     steps = (meta.get(name, {}) for name in ("carried_over", "pruned"))
     return [f"then {step['command']}" for step in steps if "command" in step]
 
@@ -145,13 +145,13 @@ def _spreads(numbers: dict[str, list[float]]) -> str:
 
 def _scores(metrics: dict[str, Any], before: str = "") -> list[str]:
     """Each number or list of numbers of a card's metrics, with the names that lead to it."""
-    found: list[str] = []
+    scores: list[str] = []
     for name, value in metrics.items():
         where = f"{before}{name}"
         if isinstance(value, dict):
-            found += _scores(value, f"{where}, ")
+            scores += _scores(value, f"{where}, ")
         elif isinstance(value, int | float):
-            found.append(f"{where}: {value:.4g}")
-        elif isinstance(value, list) and value and all(isinstance(each, int | float) for each in value):
-            found.append(f"{where}: {', '.join(f'{each:.4g}' for each in value)}")
-    return found
+            scores.append(f"{where}: {value:.4g}")
+        elif isinstance(value, list) and value and all(isinstance(number, int | float) for number in value):
+            scores.append(f"{where}: {', '.join(f'{number:.4g}' for number in value)}")
+    return scores

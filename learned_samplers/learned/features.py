@@ -1,120 +1,53 @@
-"""What a network sees of each weight of a chain: the named sets of features, running averages, and how both are made.
+"""The features of every weight of a chain, and a network's outputs on them: in torch, or by compiled code.
 
-Everything lies in flat buffers with any leading axes, feature by feature, (..., F, d): a tensor's mean square is a
-reduction along the last axis, a layer of the network one batched product W·X without a transpose.
+`feature_sets` says what each feature is. Everything lies in flat buffers with any leading axes, feature by feature,
+(..., F, d): a tensor's mean square is a reduction along the last axis, a layer of the network one batched product W·X
+without a transpose. `network_at` chooses between torch and compiled code; both read `context_of`.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from learned_samplers.base.operations import scalar_log10
+from learned_samplers.base import matrices
 from learned_samplers.base.segments import Segments, constant
-
-#: d of the running averages m ← d·m + (1−d)·g that the network sees (Appendix I.1 of the paper).
-AVERAGE_DECAYS = (0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
-#: d of the running averages v ← d·v + (1−d)·g² of an adaptive set.
-_SECOND_MOMENT_DECAYS = (0.99, 0.999)
-#: d of the averages whose ratios to √v̂ an adaptive set has; the first one is also what the matrix direction is made of.
-_RATIO_DECAYS = (0.9, 0.99)
-
-#: d of the averages whose length beside the gradient's is in the context: the gradient-to-noise ratio.
-COHERENCE_DECAYS = (0.9, 0.99, 0.999)
-
-
-@dataclass(frozen=True)
-class FeatureSet:
-    """A named choice of features; weights are bound to the name, so a name's meaning never changes.
-
-    The rows are: g, θ, r, the running averages of g, each divided by its root mean square over the tensor; the matrix
-    direction; those that are made coordinate by coordinate, ratios of gradient and averages to √v̂ and logarithms of √v̂;
-    then ``context``, one value a tensor.
-    """
-
-    name: str
-    #: Whether second moments are kept, adaptive rows made of them, and there is a context.
-    adaptive: bool = False
-    #: Whether there is the matrix direction, the momentum of each matrix whitened and
-    #: made orthogonal, and whether the context tells the run's progress and what is a matrix.
-    matrix: bool = False
-    #: τ of the features t/(t + τ) of the context.
-    times: tuple[int, ...] = ()
-
-    context: tuple[str, ...] = field(init=False)
-    average_decays: tuple[float, ...] = field(init=False, default=AVERAGE_DECAYS)
-    #: d of v, kept after the averages of g.
-    second_moment_decays: tuple[float, ...] = field(init=False)
-    ratio_decays: tuple[float, ...] = field(init=False, default=_RATIO_DECAYS)
-    #: Running averages that the rule keeps for each coordinate.
-    num_averages: int = field(init=False)
-    #: A name for each feature, in order.
-    names: tuple[str, ...] = field(init=False)
-    #: F, the number of features.
-    size: int = field(init=False)
-    #: Whether the network is told how much of the run is over, where that is known.
-    sees_progress: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        seconds = _SECOND_MOMENT_DECAYS if self.adaptive else ()
-        raw = ("gradient", "parameter", "momentum", *(f"average_{d:g}" for d in AVERAGE_DECAYS))
-        ratios = ("gradient_to_rms", *(f"average_{d:g}_to_rms" for d in _RATIO_DECAYS)) if self.adaptive else ()
-        logs, matrix = tuple(f"log_rms_{d:g}" for d in seconds), ("matrix_direction",) * self.matrix
-        context: tuple[str, ...] = ()
-        if self.adaptive:
-            context = ("log_kick", "log_parameter", "log_momentum", "log_displacement")
-            context += (*(f"log_coherence_{d:g}" for d in COHERENCE_DECAYS), "log_size")
-            context += (*(f"time_{time}" for time in self.times), "log_data")
-            context += ("progress", "has_total", "is_matrix") if self.matrix else ()
-        names = (*raw, *matrix, *ratios, *logs, *context)
-        own = {
-            "context": context,
-            "second_moment_decays": seconds,
-            "num_averages": len(AVERAGE_DECAYS) + len(seconds),
-            "names": names,
-            "size": len(names),
-            "sees_progress": self.matrix,
-        }
-        for name, value in own.items():
-            object.__setattr__(self, name, value)
-
-
-FEATURE_SETS: dict[str, FeatureSet] = {
-    each.name: each
-    for each in (
-        FeatureSet("paper"),
-        FeatureSet("adaptive", adaptive=True, times=(10, 100, 1000)),
-        FeatureSet("matrix", adaptive=True, matrix=True, times=(10, 100, 1000, 10000)),
-    )
-}
-
-
-def feature_set_named(name: str | FeatureSet) -> FeatureSet:
-    """The feature set of that name.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if isinstance(name, FeatureSet):
-        return name
-    if name not in FEATURE_SETS:
-        raise ValueError(f"feature_set must be one of {', '.join(map(repr, FEATURE_SETS))}, got {name!r}")
-    return FEATURE_SETS[name]
-
+from learned_samplers.learned.averages import Kept, update_averages, update_each_
+from learned_samplers.learned.feature_sets import (
+    AVERAGE_DECAYS,
+    COHERENCE_DECAYS,
+    FEATURE_SETS,
+    FeatureSet,
+    feature_set_named,
+)
+from learned_samplers.learned.native import kernel
+from learned_samplers.learned.network import Phi, outputs_of, through
 
 #: What is divided by its root mean square is multiplied by rsqrt(FLOOR + mean square).
 FLOOR = 1e-5
 _RATIO_BOUND = 8.0
 _LOG_RATIO_FLOOR = 1e-10
+# Logarithms are flat below these mean squares, so that a dead tensor gives a finite feature: of gradients, whose scale
+# is unknown, and of dimensionless quantities and parameters.
+TINY, SMALL = 1e-16, 1e-8
+#: Brings natural logarithms of magnitudes to the scale of the other features.
+LOG_SCALE = 0.25
 
-#: Averages or covariances of a chain: one flat buffer with leading axes, or in place a tensor for each parameter.
-Kept = Tensor | Sequence[Tensor]
+
+class Run(NamedTuple):
+    """Step of a chain, as the context needs it: ``time`` is the number of updates, with this one."""
+
+    lr: Any
+    num_data: Any
+    time: Any
+    total_steps: int | None = None
 
 
 def features(
@@ -131,208 +64,85 @@ def features(
     total_steps: int | None = None,
     direction: Tensor | None = None,
 ) -> Tensor:
-    """The features of every coordinate, (..., F, d).
-
-    "paper": g, θ, r and six running averages of g, each x·rsqrt(1e-5 + mean x²) with the mean over the tensor (the
-    paper says "l2 norm 1"; the published code does this). The magnitudes are lost. The richer sets give them back
-    (t = step + 1, ε = √(lr/N), ‖·‖ root mean square over the tensor):
-
-    - "adaptive": also, with v̂ the bias-corrected average of g² at d = 0.99: g/√v̂, m_.9/√v̂ and m_.99/√v̂ (bias-corrected,
-      held to ±8), and ¼·log(√v̂/‖√v̂‖) at d = 0.99 and 0.999, coordinate by coordinate. Constant over a tensor: ¼ of
-      log‖ε·N·g‖ (the kick, in units of the momentum), of log‖θ‖, log‖r‖ and log(ε‖r‖/‖θ‖), and of the coherence
-      log(‖m_d‖/((1−dᵗ)·‖g‖)) at d = 0.9, 0.99, 0.999 (½·log((1−d)/(1+d)) is pure noise: the gradient-to-noise ratio);
-      log₁₀(size)/3 − 1; t/(t+τ) at τ = 10, 100, 1000; log₁₀(N)/3 − 1.
-    - "matrix": also the matrix direction, the momentum of each matrix whitened and made orthogonal
-      (`learned_samplers.base.matrices.directions`), before the adaptive rows; and constant over a tensor t/(t+τ) at
-      τ = 10,000; (t − 1)/``total_steps`` held to 1 ("progress", the share of the run that is over) and 1 ("has_total"),
-      or 0 and 0 where the length of the run is not known; 1 where it is a matrix ("is_matrix").
+    """Return the features of every coordinate, (..., F, d), as `learned_samplers.learned.feature_sets` defines them.
 
     Args:
         parameter, momentum, gradient: (..., d), θ less the prior's mean, the gradient of the mean minibatch loss.
         averages: (..., K, d), already updated with ``gradient`` (`update_averages`).
         segments: the tensors in the flat axis; for "matrix" with their shapes.
-        feature_set: a set, or its name.
         lr, num_data, step: learning rate, N, and updates done before this one; the paper's set uses none of them.
         total_steps: length of the run, or None where it is not known.
-        direction: (..., d), of "matrix".
-
-    Raises:
-        ValueError: there is no feature set of that name.
+        direction: the matrix direction of "matrix", (..., d).
     """
-    run = dict(lr=lr, num_data=num_data, step=step, total_steps=total_steps, direction=direction)
-    scales = Scales(parameter, gradient, averages, segments, feature_set_named(feature_set), **run)
-    return scales.with_momentum(momentum).window(0, segments.total)
+    run = Run(lr, num_data, step + 1, total_steps)
+    chain = Features(parameter, gradient, averages, segments, feature_set_named(feature_set), run)
+    chain.direction = direction
+    return chain.with_momentum(momentum).window(0, segments.total)
 
 
-# ------------------------------------------------------------------------------------------- running averages
-
-
-def update_averages(
-    averages: Tensor,
-    gradient: Tensor,
-    feature_set: str | FeatureSet = "paper",
-    *,
-    in_place: bool = False,
-    step: Any = 0,
-    segments: Segments | None = None,
-) -> Tensor:
-    """m_d ← d·m_d + (1−d)·g, and v_d ← d·v_d + (1−d)·g² where the set keeps any; no bias correction.
-
-    ``averages`` is (..., K, d) with the m first, ``gradient`` (..., d). New averages, or with ``in_place`` the same.
-    Averages in bfloat16 stay so, and are rounded by step and tensor as `_rounded` says.
-
-    Raises:
-        ValueError: averages in bfloat16 and a gradient that is differentiated, which rounding does not allow.
-    """
-    named = feature_set_named(feature_set)
-    k = len(named.average_decays)
-    decays = named.average_decays + named.second_moment_decays
-    if averages.dtype == torch.bfloat16 != gradient.dtype:
-        if torch.is_grad_enabled() and (averages.requires_grad or gradient.requires_grad):
-            raise ValueError("averages in bfloat16 cannot be differentiated through: keep them in float32")
-        averages = averages if in_place else averages.clone()
-        whole = segments or Segments((gradient.shape[-1],))
-        for i, (row, decay) in enumerate(zip(averages.unbind(-2), decays, strict=True)):
-            _update_rounded_(row, gradient, 1 - decay, square=i >= k, number=i, step=step, segments=whole)
-        return averages
-    if in_place:
-        # Average by average, for the gradient as many times as there are averages is as large as they are.
-        shares = (1 - torch.tensor(decays, dtype=gradient.dtype)).tolist()
-        for row, share in zip(averages[..., :k, :].unbind(-2), shares[:k], strict=True):
-            row.lerp_(gradient, share)
-        for row, share in zip(averages[..., k:, :].unbind(-2), shares[k:], strict=True):
-            row.mul_(1 - share).addcmul_(gradient, gradient, value=share)
-        return averages
-    weights = 1 - constant(decays, gradient).unsqueeze(-1)
-    gradient = gradient.unsqueeze(-2)
-    first = torch.lerp(averages[..., :k, :], gradient, weights[:k])
-    if not named.second_moment_decays:
-        return first
-    return torch.cat([first, torch.lerp(averages[..., k:, :], gradient.square(), weights[k:])], -2)
-
-
-def update_each_(
-    averages: Sequence[Tensor], gradient: Tensor, feature_set: str | FeatureSet, *, step: Any, segments: Segments
-) -> Tensor:
-    """`update_averages` in place of averages (K, *shape) for each tensor; gives them as one buffer (K, d)."""
-    rows = [x.reshape(len(x), -1) for x in averages]
-    flat = rows[0] if len(rows) == 1 else torch.cat(rows, -1)  # of a huge tensor no copy
-    fresh = not torch.compiler.is_compiling()  # which does not follow a change in place
-    flat = update_averages(flat, gradient, feature_set, in_place=fresh, step=step, segments=segments)
-    if torch.compiler.is_compiling() or flat.data_ptr() != averages[0].data_ptr():
-        pieces = flat.split([x[0].numel() for x in averages], -1)
-        torch._foreach_copy_(
-            list(averages), [piece.reshape(x.shape) for x, piece in zip(averages, pieces, strict=True)]
-        )
-    return flat
-
-
-def begin_late_(averages: Tensor, mean_square: Tensor, feature_set: str | FeatureSet, step: int) -> None:
-    """Let the second moments of a tensor that joins after ``step`` updates begin as if all had had this gradient.
-
-    v_d ← (1 − dᵗ)·mean(g²): the correction by 1/(1 − dᵗ) is the chain's, and from zeros the tensor would be taken for
-    one of tiny gradients, and move too far. Means of gradients may begin at zero.
+class Features:
+    """Features of a chain in torch: statistics of whole tensors, from which windows of coordinates are computed.
 
     Args:
-        averages: of the tensor, (K, *shape), all zero.
-        mean_square: of its first gradient, one number.
+        parameter, gradient: (..., d).
+        averages: (..., K, d), already updated.
+        segments, feature_set, run: the tensors, what is seen of them, and the step.
     """
-    named = feature_set_named(feature_set)
-    for row, decay in zip(averages[len(named.average_decays) :], named.second_moment_decays, strict=True):
-        row.add_(mean_square, alpha=1 - decay**step)
 
-
-# Odd numbers far from any ratio of small ones, for coordinates, averages and steps; coordinates rounded at a time.
-_COORDINATE, _AVERAGE, _STEP, _ROUNDED_AT_ONCE = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 1 << 16
-
-
-def _update_rounded_(
-    row: Tensor, gradient: Tensor, share: float, *, square: bool, number: int, step: Any, segments: Segments
-) -> None:
-    """row ← row + share·(g − row), or of g², rounded to bfloat16, in place; ``row`` is the average of that number."""
-    for start, stop in pairwise(segments.edges):
-        for first in range(0, stop - start, _ROUNDED_AT_ONCE):
-            part = slice(start + first, min(start + first + _ROUNDED_AT_ONCE, stop))
-            g = gradient[..., part]
-            new = torch.lerp(row[..., part].to(g.dtype), g * g if square else g, share)
-            row[..., part] = _rounded(new.float(), first, number, step)
-
-
-def _rounded(x: Tensor, first: int, number: int, step: Any) -> Tensor:
-    """Float32 to bfloat16, for coordinates from ``first`` on of a tensor, so that roundings add up to nothing.
-
-    A slow average moves by less than bfloat16 resolves: rounding to the nearest number would stop it. What is rounded
-    away is compared with a number that takes all values in turn as the steps go by: up as often as the remainder is
-    large, and right in the mean.
-    """
-    at = torch.arange(first, first + x.shape[-1], device=x.device) * _COORDINATE
-    threshold = ((at + (number * _AVERAGE + step * _STEP % (1 << 32))) % (1 << 32)) >> 16
-    bits = x.contiguous().view(torch.int32) + threshold.to(torch.int32)
-    return (bits & -65536).view(torch.float32).to(torch.bfloat16)
-
-
-# ------------------------------------------------------------------------------------------- the features
-
-
-class Scales:
-    """Statistics of whole tensors that the features of their coordinates need; computes the features window by window.
-
-    Args:
-        direction: (..., d), the matrix direction of a set that has one.
-        others: see `features`.
-    """
+    #: The matrix direction of a set that has one, (..., d).
+    direction: Tensor | None = None
 
     def __init__(
-        self,
-        parameter: Tensor,
-        gradient: Tensor,
-        averages: Any,
-        segments: Segments,
-        named: FeatureSet,
-        *,
-        lr: Any,
-        num_data: Any,
-        step: Any,
-        total_steps: int | None = None,
-        direction: Tensor | None = None,
+        self, parameter: Tensor, gradient: Tensor, averages: Any, segments: Segments, feature_set: FeatureSet, run: Run
     ):
         self.parameter, self.gradient, self.averages = parameter, gradient, averages
-        self.segments, self.named, self.direction = segments, named, direction
-        self.time = step + 1
-        self.lr, self.num_data, self.total_steps = lr, num_data, total_steps
-        k = len(named.average_decays)
+        self.segments, self.feature_set, self.run = segments, feature_set, run
+        k = len(feature_set.average_decays)
         squares = [segments.mean_square(x).unsqueeze(-2) for x in (gradient, parameter)]
         self.mean_squares = torch.cat([*squares, segments.mean_square(averages[..., :k, :], gradient.dtype)], -2)
-        if named.adaptive:  # what second moments are multiplied by before their logarithm
+        if feature_set.adaptive:  # what second moments are multiplied by before their logarithm
             self.log_factors = 1 / (segments.mean(averages[..., k:, :], gradient.dtype) + TINY)
 
-    def with_momentum(self, momentum: Tensor) -> Scales:
-        """These with another momentum (each of the two passes has its own)."""
+    def with_momentum(self, momentum: Tensor) -> Features:
+        """Set the momentum, which each of the two passes of a step has anew."""
         self.momentum = momentum
         square = self.segments.mean_square(momentum).unsqueeze(-2)
         gradient_parameter, averages = self.mean_squares[..., :2, :], self.mean_squares[..., 2:, :]
         self.factors = torch.rsqrt(torch.cat([gradient_parameter, square, averages], -2) + FLOOR)
-        if self.named.context:
+        if self.feature_set.context:
             self.context = self._context(square)
         return self
 
-    def held(self, parameter: Tensor, momentum: Tensor) -> Scales:
-        """The features of another θ and r with these statistics held fixed, for derivatives by coordinate."""
-        other = copy.copy(self)
-        other.parameter, other.momentum = parameter, momentum
-        return other
+    def held(self, parameter: Tensor, momentum: Tensor) -> Features:
+        """Features of another θ and r with these statistics held fixed, for derivatives by coordinate."""
+        moved = copy.copy(self)
+        moved.parameter, moved.momentum = parameter, momentum
+        return moved
+
+    def outputs(self, layers: Phi, gated: bool, momentum: Tensor) -> tuple[Tensor, ...]:
+        """Outputs of the network in ``layers``, (..., d) each."""
+        return self.with_momentum(momentum).in_pieces(layers, gated)
+
+    def in_pieces(self, layers: Phi, gated: bool) -> tuple[Tensor, ...]:
+        """Outputs at the present momentum; the features of some coordinates are made at a time."""
+        total, members = self.parameter.shape[-1], max(self.parameter[..., :1].numel(), 1)
+        size = max((_PIECE_ON_CPU if self.parameter.is_cpu else _PIECE_ON_GPU) // members, 128)
+        # (A process may hold nothing of a tensor that is sharded, and takes part in its statistics.)
+        starts = range(0, max(total, 1), size)
+        pieces = [through(layers, self.window(start, min(start + size, total))) for start in starts]
+        return outputs_of(pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1), gated=gated)
 
     def window(self, start: int, stop: int) -> Tensor:
-        """The features of the coordinates from ``start`` to ``stop``, (..., F, stop − start)."""
-        part, k = slice(start, stop), len(self.named.average_decays)
+        """Features of the coordinates from ``start`` to ``stop``, (..., F, stop − start)."""
+        part, k = slice(start, stop), len(self.feature_set.average_decays)
         three = [x[..., part].unsqueeze(-2) for x in (self.gradient, self.parameter, self.momentum)]
         averages = self.averages[..., part].to(self.gradient.dtype)
         rows = [torch.cat([*three, averages[..., :k, :]], -2) * self._spread(self.factors, start, stop)]
         if self.direction is not None:
             rows.append(self.direction[..., part].unsqueeze(-2))
-        if self.named.adaptive:
+        if self.feature_set.adaptive:
             rows += self._adaptive(averages, start, stop)
-        if self.named.context:
+        if self.feature_set.context:
             context = self._spread(self.context, start, stop)
             rows.append(context.expand(*context.shape[:-1], stop - start))
         return torch.cat(rows, -2) if len(rows) > 1 else rows[0]
@@ -341,12 +151,12 @@ class Scales:
         return self.segments.expand(x, start, stop) if stop > start else x[..., :1]
 
     def _adaptive(self, averages: Tensor, start: int, stop: int) -> list[Tensor]:
-        """The rows of an adaptive set that are made coordinate by coordinate."""
-        decays, t = self.named.average_decays, self.time
+        """Rows of an adaptive set that are made coordinate by coordinate."""
+        decays, t = self.feature_set.average_decays, self.run.time
         seconds = averages[..., len(decays) :, :]
-        inverse = torch.rsqrt(seconds[..., 0, :] / (1 - self.named.second_moment_decays[0] ** t) + TINY)
+        inverse = torch.rsqrt(seconds[..., 0, :] / (1 - self.feature_set.second_moment_decays[0] ** t) + TINY)
         ratios = [self.gradient[..., start:stop] * inverse]
-        for d in self.named.ratio_decays:
+        for d in self.feature_set.ratio_decays:
             ratios.append(averages[..., decays.index(d), :] * (inverse / (1 - d**t)))
         # The bias correction drops out of a ratio of two averages at one d.
         relative = seconds * self._spread(self.log_factors, start, stop)
@@ -354,42 +164,88 @@ class Scales:
         return [torch.stack(ratios, -2).clamp(-_RATIO_BOUND, _RATIO_BOUND), logs]
 
     def _context(self, momentum: Tensor) -> Tensor:
-        """The rows of the context of every tensor, (..., E, S); ``momentum`` is its mean square (..., 1, S)."""
-        like, run = self.mean_squares, dict(num_data=self.num_data, time=self.time, total_steps=self.total_steps)
-        squares, constants = context_of(self.named, like, momentum, lr=self.lr, **run)
+        """Rows of the context of every tensor, (..., E, S); ``momentum`` is its mean square (..., 1, S)."""
+        like = self.mean_squares
+        squares, constants = context_of(self.feature_set, like, momentum, self.run)
         logs = torch.log(torch.cat(squares, -2))
         rows = [torch.log10(constant(self.segments.lengths, like)) / 3 - 1]
-        rows += [torch.zeros_like(rows[0]) + x for x in constants]
-        if self.named.matrix:
+        rows += [torch.zeros_like(rows[0]) + value for value in constants]
+        if self.feature_set.matrix:
             rows.append(constant(tuple(float(min(sides) > 1) for sides in self.segments.matrices), like))
-        rest = torch.stack(rows).expand(*like.shape[:-2], -1, -1)
-        return torch.cat([0.5 * LOG_SCALE * logs, rest], -2)
+        same_for_members = torch.stack(rows).expand(*like.shape[:-2], -1, -1)
+        return torch.cat([0.5 * LOG_SCALE * logs, same_for_members], -2)
+
+
+# Coordinates, of all members together, whose features are made at a time.
+_PIECE_ON_CPU, _PIECE_ON_GPU = 1 << 14, 1 << 22
+
+
+@dataclass
+class CompiledFeatures:
+    """Features of a chain by compiled code, to rounding those of `Features`.
+
+    Args:
+        averages, mean_squares: as `kernel.means` gives them for ``gradient`` and ``parameter``, (..., d) contiguous.
+        run: in plain numbers.
+        direction: the matrix direction of every tensor, (..., rows, columns), of a set that has one.
+    """
+
+    parameter: Tensor
+    gradient: Tensor
+    averages: list[np.ndarray]
+    mean_squares: np.ndarray
+    segments: Segments
+    feature_set: FeatureSet
+    run: Run
+    direction: Sequence[Tensor] = ()
+
+    @np.errstate(all="ignore")  # what overflows is noticed at the end of the step
+    def outputs(self, layers: Phi, gated: bool, momentum: Tensor) -> tuple[Tensor, ...]:
+        """Outputs of the network in ``layers``, (..., d) each."""
+        feature_set, call, momentum = self.feature_set, kernel.Call(), momentum.contiguous()
+        decays, k = feature_set.average_decays, len(feature_set.average_decays)
+        _, square = kernel.means((momentum,), self.segments)
+        gradient_parameter, averages, seconds = np.split(self.mean_squares, [2, 2 + k], -2)
+        factors = 1 / np.sqrt(np.concatenate([gradient_parameter, square, averages], -2) + FLOOR)
+        context = logs = None
+        if feature_set.adaptive:
+            call.ratios, call.logs = 1 + len(feature_set.ratio_decays), len(feature_set.second_moment_decays)
+            call.ratio_row[: call.ratios] = [0, *[3 + decays.index(d) for d in feature_set.ratio_decays]]
+            call.ratio_factor[: call.ratios] = [1.0, *[1 / (1 - d**self.run.time) for d in feature_set.ratio_decays]]
+            call.second_factor = 1 / (1 - feature_set.second_moment_decays[0] ** self.run.time)
+            logs = 1 / (seconds + TINY)
+            squares, constants = context_of(feature_set, self.mean_squares, square, self.run)
+            magnitudes = np.concatenate(squares, -2)
+            same_for_members = np.empty((len(feature_set.context) - magnitudes.shape[-2], square.shape[-1]))
+            same_for_members[0] = np.log10(np.array(self.segments.lengths)) / 3 - 1
+            same_for_members[1 : 1 + len(constants)] = np.array(constants)[:, None]
+            if feature_set.matrix:
+                same_for_members[-1] = [min(sides) > 1 for sides in self.segments.sides or ()]
+            same_for_members = np.broadcast_to(same_for_members, (*square.shape[:-2], *same_for_members.shape))
+            context = np.concatenate([0.5 * LOG_SCALE * np.log(magnitudes), same_for_members], -2)
+        rows = [self.gradient, self.parameter, momentum, *self.averages[:k]]
+        rows += [self.direction] if self.direction else []
+        inputs: dict[str, Any] = dict(seconds=self.averages[k:], factors=factors, context=context, logs=logs)
+        return kernel.network(call, layers, rows, self.segments, gated=gated, **inputs).unbind()
 
 
 # ------------------------------------------------------------------------------------------- the context
 
-# Logarithms are flat below these mean squares, so that a dead tensor gives a finite feature: of gradients, whose scale
-# is unknown, and of dimensionless quantities and parameters.
-TINY, SMALL = 1e-16, 1e-8
-#: Brings natural logarithms of magnitudes to the scale of the other features.
-LOG_SCALE = 0.25
 
-
-def context_of(
-    named: FeatureSet, squares: Any, momentum: Any, *, lr: Any, num_data: Any, time: Any, total_steps: int | None
-) -> tuple[list[Any], list[Any]]:
-    """What the context is made of, of tensors or of arrays.
+def context_of(feature_set: FeatureSet, squares: Any, momentum: Any, run: Run) -> tuple[list[Any], list[Any]]:
+    """Return the parts of the context, for tensors or for arrays.
 
     Args:
-        squares: means over each tensor of the squares of g, θ and the averages of g, (..., 2 + K, S).
-        momentum: that of r, (..., 1, S).
-        time: updates done, with this one.
+        feature_set: one with a context.
+        squares: means over each tensor of the squares of g, θ and the averages of g, (..., 2 + K or more, S).
+        momentum: mean of the squares of r, (..., 1, S).
+        run: the step.
 
     Returns:
         Squares whose logarithm, times ½·`LOG_SCALE`, is in the context, (..., 1, S) each; and the features that are the
-        same for all tensors, between those of a tensor's size and its shape.
+        same for all tensors, which stand between a tensor's size and its shape.
     """
-    gradient, parameter = squares[..., :1, :], squares[..., 1:2, :]
+    (lr, num_data, time, total_steps), gradient, parameter = run, squares[..., :1, :], squares[..., 1:2, :]
     logarithms = [
         gradient * (lr * num_data) + SMALL,
         parameter + SMALL,
@@ -397,11 +253,145 @@ def context_of(
         (momentum * (lr / num_data) + SMALL**2) / (parameter + SMALL),
     ]
     for d in COHERENCE_DECAYS:
-        i = 2 + named.average_decays.index(d)
+        i = 2 + feature_set.average_decays.index(d)
         logarithms.append((squares[..., i : i + 1, :] / (1 - d**time) ** 2 + TINY) / (gradient + TINY))
+    log_data = num_data.log10() if isinstance(num_data, Tensor) else math.log10(num_data)
     # The last is 0 at a thousand training points, 1 at a million.
-    constants = [*[time / (time + each) for each in named.times], scalar_log10(num_data) / 3 - 1]
-    if named.matrix:  # the share of the run that is over before its ``time``-th step, and whether it has an end
+    constants = [*[time / (time + tau) for tau in feature_set.times], log_data / 3 - 1]
+    if feature_set.matrix:  # the share of the run that is over before this step, and whether it has an end
         share = 0.0 if total_steps is None else min((time - 1) / total_steps, 1.0)
         constants += [share, float(total_steps is not None)]
     return logarithms, constants
+
+
+# ------------------------------------------------------------------------------------------- the network on a chain
+
+
+@dataclass
+class NetworkOnChain:
+    """Network at one state of a chain; called with the momentum, once a pass.
+
+    The second pass computes the first layer anew, though only the momentum has changed: to keep it takes 32·d floats.
+
+    Args:
+        phi: the network's layers.
+        chain: the features, in torch or by compiled code.
+        normalised: whether the second output is divided by its root mean square over the tensor.
+    """
+
+    phi: Phi
+    chain: Features | CompiledFeatures
+    normalised: bool = False
+
+    def __call__(self, momentum: Tensor, heads: tuple[int, ...] = (0, 1)) -> tuple[Tensor, ...]:
+        """The outputs ``heads`` at every coordinate, (..., d) each: of (α, β), or of a gate's (α, β·exp γ)."""
+        *hidden, (weight, bias) = self.phi
+        gated = weight.shape[-2] == 3 and 1 in heads
+        rows = slice(heads[0], 3 if gated else heads[-1] + 1)
+        outputs = self.chain.outputs([*hidden, (weight[..., rows, :], bias[..., rows])], gated, momentum)
+        if not self.normalised or 1 not in heads:
+            return outputs
+        factor = torch.rsqrt(self.chain.segments.mean_square(outputs[-1]) + FLOOR)
+        self._factor = self.chain.segments.expand(factor) if momentum.shape[-1] else factor
+        return (*outputs[:-1], outputs[-1] * self._factor)
+
+    def held(self, parameter: Tensor, momentum: Tensor) -> tuple[Tensor, ...]:
+        """Both outputs at another θ and r, with the scales of the tensors as they were in the last call (in torch)."""
+        assert isinstance(self.chain, Features)
+        gated = self.phi[-1][0].shape[-2] == 3
+        alpha, beta = self.chain.held(parameter, momentum).in_pieces(self.phi, gated)
+        return alpha, beta * self._factor if self.normalised else beta
+
+
+def network_at(
+    phi: Phi,
+    parameter: Tensor,
+    gradient: Tensor,
+    averages: Kept,
+    segments: Segments,
+    *,
+    settings: Any,
+    lr: Any,
+    num_data: Any,
+    step: Any,
+    prior_precision: Any = None,
+    covariances: Kept | None = None,
+    in_place: bool = False,
+) -> tuple[NetworkOnChain, tuple[Any, ...]]:
+    """Return the network at a state of the chain, and its averages (and covariances) updated with the gradient.
+
+    Args:
+        averages: (..., K, d), or in place (K, *shape) for each tensor.
+        covariances: (..., w), or in place each tensor's, where the feature set has a matrix direction.
+        settings: what the network sees, and whether its second output is normalised.
+        in_place: write into averages and covariances; only then compiled code may compute.
+
+    Raises:
+        ValueError: a feature set with a matrix direction and no covariances, or a gradient that is differentiated,
+            which the root of a covariance does not allow.
+    """
+    feature_set = FEATURE_SETS[settings.feature_set]
+    tensors = [averages] if isinstance(averages, Tensor) else averages
+    run = Run(lr, num_data, step + 1, settings.total_steps)
+    slopes = matrices.as_matrices(gradient, segments) if feature_set.matrix else []
+    momenta: list[Tensor] = []
+    if feature_set.matrix and tensors[0].dtype != gradient.dtype:  # from averages before they are rounded
+        pairs = zip(_momenta(averages, segments), slopes, strict=True)
+        momenta = [torch.lerp(m.to(g.dtype), g, 1 - _MATRIX_DECAY) for m, g in pairs]
+    chain: Features | CompiledFeatures
+    if in_place and kernel.takes(phi, [parameter, gradient, *tensors], segments):
+        decays = feature_set.average_decays, feature_set.second_moment_decays
+        rows, means = kernel.means((gradient, parameter), segments, averages, decays)
+        if feature_set.context:  # without one lr and num_data may be tensors with a row for each member
+            run = run._replace(lr=float(lr), num_data=float(num_data))
+        chain = CompiledFeatures(parameter, gradient, rows, means, segments, feature_set, run)
+    else:
+        when: dict[str, Any] = dict(step=step, segments=segments)
+        if isinstance(averages, Tensor):
+            flat = averages = update_averages(averages, gradient, feature_set, in_place=in_place, **when)
+        else:
+            flat = update_each_(averages, gradient, feature_set, **when)
+        chain = Features(parameter, gradient, flat, segments, feature_set, run)
+    network = NetworkOnChain(phi, chain, settings.normalise_output)
+    if not feature_set.matrix:
+        return network, (averages,)
+    if covariances is None:
+        raise ValueError("covariances must be given for a feature set with a matrix direction, got None")
+    states: Sequence[Tensor] = covariances
+    if isinstance(covariances, Tensor):
+        covariances = _writable(covariances, gradient, in_place)
+        states = matrices.flat_states(covariances, segments)
+    matrices.update_covariances_(states, slopes)
+    ahead = torch._foreach_lerp(momenta or _momenta(averages, segments), slopes, 1 - _MATRIX_DECAY)
+    decay = prior_precision / num_data if settings.attenuated else 0.0
+    directions = matrices.directions(list(ahead), states, matrices.as_matrices(parameter, segments), decay)
+    if isinstance(covariances, Tensor):  # an optimizer's tensors have their turns among those of all groups
+        matrices.renew_roots_(states, step)
+    if isinstance(chain, Features):
+        chain.direction = torch.cat([direction.flatten(-2) for direction in directions], -1)
+    else:
+        chain.direction = [direction.contiguous() for direction in directions]
+    return network, (averages, covariances)
+
+
+# d of the average that the matrix direction is made of, d·m + (1−d)·g, which looks a step ahead; and its row.
+_MATRIX_DECAY = 0.9
+_MATRIX_AVERAGE = AVERAGE_DECAYS.index(_MATRIX_DECAY)
+
+
+def _momenta(averages: Kept, segments: Segments) -> list[Tensor]:
+    """The momentum of every tensor as a matrix."""
+    if isinstance(averages, Tensor):
+        return matrices.as_matrices(averages[..., _MATRIX_AVERAGE, :], segments)
+    sides = segments.sides or segments.matrices
+    return [x[_MATRIX_AVERAGE].reshape(shape) for x, shape in zip(averages, sides, strict=True)]
+
+
+def _writable(covariances: Tensor, gradient: Tensor, in_place: bool) -> Tensor:
+    """Covariances that may be written into; ValueError where the gradient is differentiated."""
+    if torch.is_grad_enabled() and (covariances.requires_grad or gradient.requires_grad):
+        raise ValueError(
+            "the root of a covariance is not differentiated through: take weights of a feature set that does not "
+            "whiten, such as network='l2e' of L2E"
+        )
+    return covariances if in_place else covariances.clone()

@@ -40,19 +40,15 @@ KINETIC_FEATURES = ("parameter", "energy_gradient")
 
 @dataclass(frozen=True, kw_only=True)
 class KineticSettings(LearnedSettings):
-    """The settings of `KineticL2E`.
-
-    Args:
-        mean_scale: s, in units of the momentum.
-        hessian: where the Hessian-vector product comes from, see `KineticL2E`.
-        probe_size: δ of its finite difference, as root mean square displacement of θ.
-    """
+    """The settings of `KineticL2E`."""
 
     sampler: ClassVar[str] = "KineticL2E"
 
-    feature_set: str = choice("kinetic", default="kinetic")
+    feature_set: str = choice("kinetic", default="kinetic", doc="what the network sees: θ and ∇Ũ.")
     mean_scale: float = setting(
-        default=1.0, check=check.non_negative, doc="Factor on the learned mean of the momentum."
+        default=1.0,
+        check=check.non_negative,
+        doc="s, the factor on the learned mean of the momentum, in its units.",
     )
     hessian: str = choice(
         "finite_difference",
@@ -61,7 +57,12 @@ class KineticSettings(LearnedSettings):
         in_card=False,
         doc='where the Hessian-vector product comes from: "finite_difference", or "none".',
     )
-    probe_size: float = setting(default=1e-3, check=check.positive, in_card=False)
+    probe_size: float = setting(
+        default=1e-3,
+        check=check.positive,
+        in_card=False,
+        doc="δ of the finite difference, as root mean square displacement of θ.",
+    )
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -96,7 +97,7 @@ def kinetic_mean(
 
 
 def _inputs(parameter: Tensor, gradient: Tensor, segments: Segments, share: Any) -> list[tuple[Tensor, Tensor]]:
-    """Of θ and ∇Ũ/N = g + share·θ: the network's input c·z with c = rsqrt(mean z² + 10⁻⁵) over the tensor, and c."""
+    """Return the inputs c·z, c = rsqrt(mean z² + 10⁻⁵) over the tensor, for z = θ and z = ∇Ũ/N = g + share·θ; and c."""
     pairs = []
     for z in (parameter, gradient + parameter * share):
         factor = segments.expand(torch.rsqrt(segments.mean_square(z) + 1e-5))
@@ -153,7 +154,7 @@ def l2e_kinetic_rule(
     settings: KineticSettings,
     **at: Unpack[RuleArguments],
 ) -> tuple[Tensor, Tensor]:
-    """One step of Kinetic-L2E, with ε = √(lr/N) and momentum decay a:
+    """Step of Kinetic-L2E with ε = √(lr/N) and momentum decay a:
 
         r ← (1−a)·r + a·f(θ) − ε·(N·g + λθ) + √(2aT)·ξ
         v = r − f(θ)
@@ -277,6 +278,7 @@ class KineticL2E(LearnedSampler):
                 gather([momenta[i] for i in members]),
                 phi=self._phi(theta),
                 segments=segments,
+                settings=self.settings,
                 **hyper,
             )
             halves.append(_HalfStep(chosen, segments, theta, *parts))
@@ -295,7 +297,7 @@ class KineticL2E(LearnedSampler):
             for p, w in directions.items():
                 p.add_(w, alpha=delta)
             self.set_rng_state(replay)
-            other = self.run(closure, " at the probe")
+            probed_loss = self.run(closure, " at the probe")
             probed = {p: p.grad for p in before}
             missing = [p for p, slope in probed.items() if slope is None]
             if missing:
@@ -305,7 +307,7 @@ class KineticL2E(LearnedSampler):
                 )
             slopes = {p: slope for p, slope in probed.items() if slope is not None}
             pairs = [(directions[p], slope + before[p][1]) for p, slope in slopes.items()]
-            self.one_loss.compare(self, loss, other, 0.5 * delta * sum((w * g).sum().item() for w, g in pairs))
+            self.one_loss.compare(self, loss, probed_loss, 0.5 * delta * sum((w * g).sum().item() for w, g in pairs))
             return {p: (slope - before[p][1]) / delta for p, slope in slopes.items()}
         finally:
             with putting_back(self):

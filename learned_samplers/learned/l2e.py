@@ -11,12 +11,15 @@ from torch import Tensor
 
 from learned_samplers.base import matrices
 from learned_samplers.base import validation as check
+from learned_samplers.base.matrix_cost import warn_if_slow
 from learned_samplers.base.operations import FUNCTIONAL, IN_PLACE, kick, scalar_sqrt
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.settings import choice, keyword_of, setting
 from learned_samplers.base.step import GroupInputs
-from learned_samplers.learned.features import FEATURE_SETS, FeatureSet, Kept, begin_late_
-from learned_samplers.learned.network import RuleArguments, network_at
+from learned_samplers.learned.averages import Kept, begin_late_
+from learned_samplers.learned.feature_sets import FEATURE_SETS, FeatureSet
+from learned_samplers.learned.features import network_at
+from learned_samplers.learned.network import RuleArguments
 from learned_samplers.learned.sampler import LearnedSampler
 from learned_samplers.learned.settings import LearnedSettings
 
@@ -31,25 +34,6 @@ _BY_FORM: dict[str, dict[str, Any]] = {
 class L2ESettings(LearnedSettings):
     """The settings of `L2E`; None is the form's default.
 
-    Args:
-        form: "residual", SGHMC with learned terms, or "paper", Eq. 6 of the paper.
-        feature_set: what the network sees, a name in `learned_samplers.learned.features.FEATURE_SETS`.
-        alpha_scale, beta_scale: s_α and s_β, by default 0.1 and 1 (residual), 10⁻³ both (paper).
-        friction_scale: a further factor on β in the friction alone. With 0 the friction acts on r only: Eq. 6 still,
-            with C·s_β·β taken out of α, but a β that lasts is not cancelled by the momentum that friction builds up
-            against it (at 1, r → −s_β·β within 1/a steps unless α undoes it).
-        normalise_output: whether β is divided by its root mean square over the tensor, so that s_β alone says how far
-            the learned velocity moves it.
-        gated: whether a third output γ, held to ±6, multiplies β by exp(γ), so that the network can learn how far to
-            move apart from where to (residual form).
-        attenuated: whether the matrix direction, of a feature set that has it, is shortened where the gradients fall
-            below the prior's pull (`learned_samplers.base.matrices.attenuation`).
-        num_data_in_training: N₀ (residual form): s_β is multiplied by √(N/N₀), so that the learned part of a step moves
-            θ by √(lr/N₀)·s_β·β whatever N is, as an adaptive optimizer's step does.
-        total_steps: length of the run, for feature sets with its progress; it is of a run, not of the weights.
-        averages_dtype: "bfloat16" keeps the running averages in half the memory, rounded so that the error averages
-            out, and steps in torch rather than in compiled code.
-
     Raises:
         ValueError, TypeError: a value is out of range or of a wrong type, or a setting belongs to the other form.
     """
@@ -58,41 +42,70 @@ class L2ESettings(LearnedSettings):
     retired: ClassVar[dict[str, Any]] = {"noise_multiplier": 1.0, "friction": "equation6"}
 
     form: str = choice("residual", "paper", default="residual", doc="SGHMC with learned terms, or Eq. 6 of the paper.")
-    feature_set: str = choice(*FEATURE_SETS, default="paper", doc="What the network sees.")
-    alpha_scale: float = setting(default=None, check=check.non_negative, optional=True, doc="Factor on the output α.")
-    beta_scale: float = setting(default=None, check=check.non_negative, optional=True, doc="Factor on the output β.")
+    feature_set: str = choice(
+        *FEATURE_SETS,
+        default="paper",
+        doc="what the network sees, a name in `learned_samplers.learned.feature_sets.FEATURE_SETS`.",
+    )
+    alpha_scale: float = setting(
+        default=None,
+        check=check.non_negative,
+        optional=True,
+        doc="s_α, the factor on the output α, by default 0.1 (residual form) or 10⁻³ (paper's).",
+    )
+    beta_scale: float = setting(
+        default=None,
+        check=check.non_negative,
+        optional=True,
+        doc="s_β, the factor on the output β, by default 1 (residual form) or 10⁻³ (paper's).",
+    )
     friction_scale: float = setting(
         default=1.0,
         check=check.non_negative,
-        doc="Share of the friction that acts on β; of Meta-SGMCMC and Precond-L2E s_D.",
+        doc="a further factor on β in the friction alone. With 0 the friction acts on r only: Eq. 6 still, with "
+        "C·s_β·β taken out of α, but a β that lasts is not cancelled by the momentum that friction builds up against "
+        "it (at 1, r → −s_β·β within 1/a steps unless α undoes it).",
     )
     normalise_output: bool = setting(
-        default=False, check=check.truth, doc="Divide β by its root mean square over the tensor."
+        default=False,
+        check=check.truth,
+        doc="divide β by its root mean square over the tensor, so that s_β alone says how far the learned velocity "
+        "moves it.",
     )
     gated: bool = setting(
         default=False,
         check=check.truth,
-        doc="Whether a third output γ multiplies β by exp(γ), γ held to ±6 (residual form).",
+        doc="give the network a third output γ, held to ±6, which multiplies β by exp(γ): it can learn how far to move "
+        "apart from where to (residual form).",
     )
     attenuated: bool = setting(
         default=False,
         check=check.truth,
-        doc="Shorten the matrix direction where gradients fall below the prior's pull.",
+        doc="shorten the matrix direction, of a feature set that has it, where the gradients fall below the prior's "
+        "pull (`learned_samplers.base.matrices.attenuation`).",
     )
     num_data_in_training: float | None = setting(
         default=None,
         check=check.positive,
         optional=True,
-        doc="N₀ at which the factor on β holds; it grows with the root of N/N₀.",
+        doc="N₀ (residual form): s_β is multiplied by √(N/N₀), so that the learned part of a step moves θ by "
+        "√(lr/N₀)·s_β·β whatever N is, as an adaptive optimizer's step does.",
     )
     total_steps: int | None = setting(
         default=None,
         check=check.integer,
         optional=True,
         in_card=False,
-        doc="Length of the run, for feature sets with its progress.",
+        doc="length of the run in steps, for feature sets with its progress; it is of a run, not of the weights.",
     )
-    averages_dtype: str = choice("float32", "bfloat16", default="float32", in_card=False)
+    averages_dtype: str = choice(
+        "float32",
+        "bfloat16",
+        default="float32",
+        in_card=False,
+        doc='"bfloat16" keeps the running averages in half the memory, rounded so that the error averages out, and '
+        "steps in torch rather than in compiled code.",
+    )
 
     def __post_init__(self) -> None:
         check.one_of("form", self.form, _BY_FORM)
@@ -114,7 +127,7 @@ class L2ESettings(LearnedSettings):
         if self.attenuated and not seen.matrix:
             raise ValueError(f"attenuated=True is for a matrix direction, which feature_set={self.feature_set!r} lacks")
         if self.total_steps is not None and not seen.sees_progress:
-            serving = ", ".join(repr(name) for name, each in FEATURE_SETS.items() if each.sees_progress)
+            serving = ", ".join(repr(name) for name, choice in FEATURE_SETS.items() if choice.sees_progress)
             raise ValueError(
                 f"total_steps is for a feature set with the progress of the run ({serving}), got {self.total_steps} "
                 f"with feature_set={self.feature_set!r}"
@@ -158,7 +171,7 @@ def l2e_rule(
     in_place: bool = False,
     **at: Unpack[RuleArguments],
 ) -> tuple[Any, ...]:
-    """One step of L2E: a pure function of flat buffers, in the residual form or in the paper's, as the settings say.
+    """Step of L2E: a pure function of flat buffers, in the residual form or in the paper's, as the settings say.
 
     With ε = √(lr/N), momentum decay a and (α, β) = network(features(θ, r)), after m ← running averages of g, the
     residual form is SGHMC plus learned terms, and with a last layer of zeros it is `sghmc_rule`, bit for bit:
@@ -176,8 +189,8 @@ def l2e_rule(
         parameter, gradient, noise, momentum: (..., d); gradient of the *mean* minibatch loss, noise standard normal or
             None at temperature 0.
         averages: (..., `FeatureSet.num_averages`, d), zeros at the start; or in place a tensor for each parameter.
-        covariances: of a feature set with a matrix direction, (..., w), zeros at the start, where w is the sum of
-            `learned_samplers.base.matrices.state_lengths`; or likewise.
+        covariances: needed by a feature set with a matrix direction: (..., w), zeros at the start, where w is the sum
+            of `learned_samplers.base.matrices.state_lengths`; or in place a tensor for each parameter.
         settings: with s_α = ``alpha_scale`` and s_β = ``beta_scale``; see `L2ESettings` for what else they change.
         step: updates done so far (0 at the first), a number or a zero-dimensional tensor.
         in_place: change all of them in place, averages by compiled code where it takes them.
@@ -213,79 +226,7 @@ def l2e_rule(
     return ops.add(parameter, beta, step_size * beta_scale), momentum, *kept
 
 
-class AveragingSampler(LearnedSampler):
-    """A learned sampler whose network sees running averages of the gradient: `L2E` and its kin."""
-
-    hyperparameters: ClassVar[tuple[str, ...]] = (*LearnedSampler.hyperparameters, "step")
-    in_place: ClassVar[dict[str, Any]] = {"in_place": True}
-    #: What the network sees.
-    feature_set: ClassVar[FeatureSet]
-
-    def start(self, params: Any, defaults: dict[str, Any]) -> None:
-        super().start(params, defaults)
-        if self.feature_set.matrix:
-            parameters = [p for group in self.param_groups for p in group["params"]]
-            instead = "Weights without it: network='l2e' of L2E"
-            matrices.warn_if_slow(parameters, f"{type(self).__name__}'s network sees", instead)
-
-    def _settled(self) -> None:
-        self.feature_set = FEATURE_SETS[self.settings.feature_set]  # type: ignore[misc]
-        self.state_names = ("momentum", "averages", *(("whitening",) if self.feature_set.matrix else ()))  # type: ignore[misc]
-
-    @property
-    def not_sharded(self) -> str:  # type: ignore[override]
-        """Statistics of whole tensors are there, derivatives of the network along a tensor are not."""
-        if self._rounded:
-            return "averages in bfloat16 are rounded by a coordinate's place in a whole tensor"
-        if self.feature_set.matrix:
-            others = "take other weights, such as network='l2e' of L2E"
-            return f"feature set {self.feature_set.name!r} sees whole matrices ({others})"
-        return ""
-
-    @property
-    def _rounded(self) -> bool:
-        return self.settings.averages_dtype == "bfloat16"
-
-    def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
-        if name == "whitening":
-            return matrices.state_shape(p.shape)
-        return (self.feature_set.num_averages, *p.shape) if name == "averages" else tuple(p.shape)
-
-    def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
-        if name in ("averages", "whitening"):
-            rounded = name == "averages" and self._rounded
-            return p.new_zeros(self.state_shape(name, p), dtype=torch.bfloat16 if rounded else None)
-        return super().initial_state(group, p, name)
-
-    def flat_state(self, name: str, tensors: list[Tensor]) -> Tensor:
-        lead = (self.feature_set.num_averages,) if name == "averages" else ()
-        return torch.cat([tensor.reshape(*lead, -1) for tensor in tensors], -1)
-
-    def advance(self, group: dict[str, Any], inputs: GroupInputs, lead: Sequence[int] = (), **more: Any) -> None:
-        for p, gradient in zip(inputs.params, inputs.gradients, strict=True) if group["step"] else ():
-            if "averages" in self.state.get(p, {}) or not (p.numel() or self.parts is not None):
-                continue
-            segments = Segments.of([p]) if self.parts is None else self.parts.segments(p)
-            if segments.lengths[0]:  # it joins late
-                mean_square = segments.mean(gradient.reshape(-1).square()).reshape([1] * p.dim())
-                begin_late_(self.state_of(group, p, "averages"), mean_square, self.feature_set, group["step"])
-        super().advance(group, inputs, lead, **more)
-        if self.feature_set.matrix:
-            matrices.renew_roots(self, group)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        for state in self.state.values() if self._rounded else ():
-            if "averages" in state:  # which torch has given the parameter's dtype
-                state["averages"] = state["averages"].to(torch.bfloat16)
-
-    load_state_dict.__doc__ = LearnedSampler.load_state_dict.__doc__
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "feature_set": self.feature_set, "state_names": self.state_names}
-
-
-class L2E(AveragingSampler):
+class L2E(LearnedSampler):
     """SGHMC with a learned correction, so that the average over its trajectory predicts well after few steps.
 
     Source: Kim, Jung, Kim and Lee, Learning to explore for stochastic gradient MCMC, ICML 2024. The gradient of the
@@ -333,9 +274,99 @@ class L2E(AveragingSampler):
     total_steps: int | None = keyword_of(L2ESettings, "total_steps", default=None)
     form: str | None = keyword_of(L2ESettings, "form", default=None)
 
-    settings_class = L2ESettings
+    settings_class: ClassVar[type[LearnedSettings]] = L2ESettings
     flat_rule = staticmethod(l2e_rule)
-    default_network = "l2e-gated"
+    default_network: ClassVar[str | None] = "l2e-gated"
+    hyperparameters: ClassVar[tuple[str, ...]] = (*LearnedSampler.hyperparameters, "step")
+    in_place: ClassVar[dict[str, Any]] = {"in_place": True}
+    #: What the network sees.
+    feature_set: FeatureSet
 
     def _shipped(self, asked: dict[str, Any]) -> str | None:
         return "l2e-paper" if asked.get("form") == "paper" else self.default_network
+
+    def _settled(self) -> None:
+        self.feature_set = FEATURE_SETS[self.settings.feature_set]
+        self.state_names = ("momentum", "averages", *(("whitening",) if self.feature_set.matrix else ()))  # type: ignore[misc]
+
+    def start(self, params: Any, defaults: dict[str, Any]) -> None:
+        super().start(params, defaults)
+        if self.feature_set.matrix:
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            instead = "Weights without it: network='l2e' of L2E"
+            warn_if_slow(parameters, f"{type(self).__name__}'s network sees", instead)
+
+    @property
+    def not_sharded(self) -> str:  # type: ignore[override]
+        """Statistics of whole tensors are there, derivatives of the network along a tensor are not."""
+        if self._rounded:
+            return "averages in bfloat16 are rounded by a coordinate's place in a whole tensor"
+        if self.feature_set.matrix:
+            others = "take other weights, such as network='l2e' of L2E"
+            return f"feature set {self.feature_set.name!r} sees whole matrices ({others})"
+        return ""
+
+    # ---------------------------------------------------------------- the step
+
+    def advance(self, group: dict[str, Any], inputs: GroupInputs, lead: Sequence[int] = (), **more: Any) -> None:
+        super().advance(group, inputs, lead, **more)
+        if self.feature_set.matrix:
+            matrices.renew_roots(self, group)
+
+    # ---------------------------------------------------------------- the state
+
+    @property
+    def _rounded(self) -> bool:
+        return self.settings.averages_dtype == "bfloat16"
+
+    def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
+        if name == "whitening":
+            return matrices.state_shape(p.shape)
+        return (self.feature_set.num_averages, *p.shape) if name == "averages" else tuple(p.shape)
+
+    def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
+        if name in ("averages", "whitening"):
+            rounded = name == "averages" and self._rounded
+            return p.new_zeros(self.state_shape(name, p), dtype=torch.bfloat16 if rounded else None)
+        return super().initial_state(group, p, name)
+
+    def begin_state(self, group: dict[str, Any], p: Tensor, gradient: Tensor) -> None:
+        begun = "averages" in self.state[p]
+        super().begin_state(group, p, gradient)
+        if begun or not group["step"] or not (p.numel() or self.parts is not None):
+            return
+        segments = Segments.of([p]) if self.parts is None else self.parts.segments(p)
+        if segments.lengths[0]:  # it joins late
+            mean_square = segments.mean(gradient.reshape(-1).square()).reshape([1] * p.dim())
+            begin_late_(self.state[p]["averages"], mean_square, self.feature_set, group["step"])
+
+    def flat_state(self, name: str, tensors: list[Tensor]) -> Tensor:
+        lead = (self.feature_set.num_averages,) if name == "averages" else ()
+        return torch.cat([tensor.reshape(*lead, -1) for tensor in tensors], -1)
+
+    def validate_saved(self, saved: dict[str, Any]) -> None:
+        super().validate_saved(saved)
+        means = len(self.feature_set.average_decays)
+        for group, saved_group in zip(self.param_groups, saved["param_groups"], strict=True):
+            for i, index in enumerate(saved_group["params"]):
+                state, name = saved["state"].get(index, {}), self.name_of(group, i)
+                if "averages" in state and (state["averages"][means:] < 0).any():
+                    raise ValueError(f"state_dict's averages of parameter {name} hold negative means of squares")
+                if "whitening" in state and _has_negative_variance(state["whitening"]):
+                    raise ValueError(f"state_dict's whitening of parameter {name} holds negative variances")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        for state in self.state.values() if self._rounded else ():
+            if "averages" in state:  # which torch has given the parameter's dtype
+                state["averages"] = state["averages"].to(torch.bfloat16)
+
+    load_state_dict.__doc__ = LearnedSampler.load_state_dict.__doc__
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "feature_set": self.feature_set, "state_names": self.state_names}
+
+
+def _has_negative_variance(whitening: Tensor) -> bool:
+    """Return True where a covariance has a negative number on its diagonal; a state (0,) holds no covariance."""
+    return whitening.dim() == 4 and bool((whitening[0].diagonal(dim1=-2, dim2=-1) < 0).any())

@@ -1,4 +1,4 @@
-"""What a trained L2E does, in numbers: how far it is from its own theory, and which of its terms matter.
+"""Numbers that say what a trained L2E does: how far it is from its own theory, and which of its terms matter.
 
 Pure functions of flat buffers with any leading batch axes, like the rules; `flat_states` gives their arguments for an
 optimizer in mid-run: ``for state in flat_states(sampler): term_contributions(**state)``.
@@ -17,9 +17,10 @@ from learned_samplers.base import prior_mean
 from learned_samplers.base.guards.precision import MASTER
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FeatureSet, feature_set_named
+from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
+from learned_samplers.learned.features import network_at
 from learned_samplers.learned.l2e import L2E, L2ESettings, l2e_rule, velocity_scale
-from learned_samplers.learned.network import Phi, RuleArguments, apply_network, network_at
+from learned_samplers.learned.network import Phi, RuleArguments, apply_network
 from learned_samplers.learned.sampler import gather
 
 
@@ -62,7 +63,7 @@ def assumption_violation(
     prior_precision: Any = None,
     **_: Any,
 ) -> AssumptionViolation:
-    """By how much (α, β) fail to be the gradient of one kinetic energy g(θ, r), coordinate by coordinate.
+    """Measure by how much (α, β) fail to be the gradient of one kinetic energy g(θ, r), coordinate by coordinate.
 
     Assumption 3.1 of the paper needs ∂α/∂r = ∂β/∂θ, with α = ∂g/∂θ and β = ∂g/∂r in the units of Eq. 6. There
     ε·α = s_α·network and β = r + s_β·network in the residual form, α = s·network and β = s·network in the paper's;
@@ -185,7 +186,7 @@ def flat_states(sampler: L2E) -> list[dict[str, Any]]:
         TypeError: the sampler is no `L2E`.
         ValueError: a parameter has no gradient, or no step has been taken.
     """
-    if not isinstance(sampler, L2E):
+    if not (isinstance(sampler, L2E) and isinstance(sampler.settings, L2ESettings)):
         raise TypeError(f"sampler must be an L2E, got {type(sampler).__name__}")
     if not sampler.step_count:
         raise ValueError("sampler must have taken a step, which makes its state; it has taken 0")
@@ -200,9 +201,10 @@ def flat_states(sampler: L2E) -> list[dict[str, Any]]:
                 {
                     "parameter": theta,
                     "gradient": gather([grads[i] for i in members]).to(theta.dtype),
-                    **{_KEYWORD.get(name, name): sampler.flat_state(name, each) for name, each in state.items()},
+                    **{_KEYWORD.get(name, name): sampler.flat_state(name, tensors) for name, tensors in state.items()},
                     "phi": [(weight.detach(), bias.detach()) for weight, bias in sampler._phi(theta)],
                     "segments": Segments.of(chosen),
+                    "settings": sampler.settings,
                     **sampler.hyper(group),
                 }
             )

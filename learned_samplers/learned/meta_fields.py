@@ -44,10 +44,10 @@ def build_meta_network(
     joined = build_network(3, [2 * width for width in hidden], 2, dtype=dtype)
     pairs = zip(layers_of(joined), *(layers_of(part) for part in parts), strict=True)
     with torch.no_grad():
-        for (weight, bias), *own in pairs:
+        for (weight, bias), *parts_of_layer in pairs:
             weight.zero_()
             half = weight.shape[0] // 2
-            for i, (part, shift) in enumerate(own):
+            for i, (part, shift) in enumerate(parts_of_layer):
                 rows = slice(i * half, (i + 1) * half)
                 # Behind the first layer each network reads its own half; in the first both read from the start.
                 start = i * part.shape[1] if weight.shape[1] != len(META_FEATURES) else 0
@@ -74,8 +74,8 @@ def check_meta_network(phi: Phi) -> None:
         raise ValueError(f"network must take {len(META_FEATURES)} features and give 2 outputs, its layers are {shapes}")
     if len(phi) < 2 or any(out % 2 for out, _ in shapes):
         raise ValueError(f"network must have hidden layers of even width, f_Q and f_D, its layers are {shapes}")
-    own = sum(weight.count_nonzero() for part in split_meta_network(phi) for weight, _ in part)
-    if sum(weight.count_nonzero() for weight, _ in phi) != own:
+    in_halves = sum(weight.count_nonzero() for part in split_meta_network(phi) for weight, _ in part)
+    if sum(weight.count_nonzero() for weight, _ in phi) != in_halves:
         raise ValueError(
             "network must keep f_Q and f_D apart: weights between the halves, or from the gradient to f_Q, are not zero"
         )
@@ -122,7 +122,7 @@ class Slopes(NamedTuple):
 
 
 def slopes_of(fields: Fields, momentum: Tensor, *, position: bool) -> Slopes:
-    """By one pass backward through each network; the move of the position needs Q's alone."""
+    """Values and derivatives by one pass backward through each network; the move of the position needs Q's alone."""
     if position:
         curl, by_momentum = fields.curl(fields.energy, momentum, (1,))
         return Slopes(curl, None, by_momentum, None, None)

@@ -48,43 +48,42 @@ from learned_samplers.learned.settings import LearnedSettings
 MOMENTUM_FLOOR, GRADIENT_FLOOR = 1e-2, 1e-16
 
 
-def _any_number(name: str, value: Any) -> None:
-    check.number(name, value)
-
-
 @dataclass(frozen=True, kw_only=True)
 class MetaSGMCMCSettings(LearnedSettings):
-    """The settings of `MetaSGMCMC`.
-
-    Args:
-        feature_set: "energy", the inputs u, r and γ; or "energy_rms", where r and γ are divided by their root mean
-            squares over the tensor (γ = s_g·∇Ũ/rms(∇Ũ)) and Γ follows.
-        curl_offset, curl_scale, curl_clip: β, s_Q, c_Q.
-        friction_scale, constant_friction, friction_clip: s_D, κ in [0, 1], c_A (above 1 a step overshoots).
-        energy_scale, gradient_scale: s_u and s_g.
-        gradient_variance: B ≥ 0, the variance of ∇Ũ's minibatch noise, in units of (∇U)².
-    """
+    """The settings of `MetaSGMCMC`."""
 
     sampler: ClassVar[str] = "MetaSGMCMC"
     retired: ClassVar[dict[str, Any]] = {"form": "signed"}
     hidden: ClassVar[tuple[int, ...]] = (10,)
 
-    feature_set: str = choice(*META_FEATURE_SETS, default="energy", doc="What the networks see.")
-    curl_offset: float = setting(default=1.0, check=_any_number)
-    curl_scale: float = setting(default=1.0, check=check.non_negative)
-    friction_scale: float = setting(default=1.0, check=check.non_negative)
-    constant_friction: float = setting(default=0.0, check=check.fraction)
+    feature_set: str = choice(
+        *META_FEATURE_SETS,
+        default="energy",
+        doc='what the networks see: "energy", the inputs u, r and γ; or "energy_rms", where r and γ are divided by '
+        "their root mean squares over the tensor (γ = s_g·∇Ũ/rms(∇Ũ)) and Γ follows.",
+    )
+    curl_offset: float = setting(default=1.0, check=check.number, doc="β, the curl Q of a network of zeros.")
+    curl_scale: float = setting(default=1.0, check=check.non_negative, doc="s_Q, the factor on f_Q.")
+    friction_scale: float = setting(default=1.0, check=check.non_negative, doc="s_D, the factor on f_D.")
+    constant_friction: float = setting(
+        default=0.0, check=check.fraction, doc="κ in [0, 1], the share of the friction that does not depend on Q."
+    )
     energy_scale: float = setting(
-        default=1.0, check=check.non_negative, doc="Factor on what the networks see of the energy."
+        default=1.0, check=check.non_negative, doc="s_u, the factor on the energy that the networks see."
     )
     gradient_scale: float = setting(
-        default=1.0, check=check.non_negative, doc="Factor on what the networks see of the gradient."
+        default=1.0, check=check.non_negative, doc="s_g, the factor on the gradient that the networks see."
     )
-    curl_clip: float = setting(default=5.0, check=check.positive)
+    curl_clip: float = setting(default=5.0, check=check.positive, doc="c_Q, the bound on |Q|.")
     friction_clip: float = setting(
-        default=1.0, check=check.positive, doc="Bound on D, or the most that one step may damp."
+        default=1.0, check=check.positive, doc="c_A, the most that one step may damp; above 1 a step overshoots."
     )
-    gradient_variance: float = setting(default=0.0, check=check.non_negative, in_card=False)
+    gradient_variance: float = setting(
+        default=0.0,
+        check=check.non_negative,
+        in_card=False,
+        doc="B, the variance of ∇Ũ's minibatch noise, in units of (∇U)²; it is taken off the noise that is drawn.",
+    )
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -119,7 +118,7 @@ def meta_sgmcmc_rule(
     detach_inputs: bool = False,
     segments: Segments | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One step, with ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, u = s_u·Ũ/N and γ = s_g·∇Ũ/N:
+    """Step of Meta-SGMCMC with ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, u = s_u·Ũ/N and γ = s_g·∇Ũ/N:
 
         Q(u, r) = clip(β + s_Q·f_Q(u, r), ±c_Q)
         A(u, r, γ) = clip(a·((1−κ)·Q² + κ + s_D·f_D(u, r, γ)), [0, c_A])
@@ -305,10 +304,10 @@ class MetaSGMCMC(LearnedSampler):
         return [loss * group["num_data"] + prior for group in groups]
 
     def _report(self, group: dict[str, Any], energy: Tensor) -> None:
-        for other in self.param_groups:
-            for i, p in enumerate(other["params"]):
+        for owner in self.param_groups:
+            for i, p in enumerate(owner["params"]):
                 if p.requires_grad and not p.isfinite().all():
-                    raise FloatingPointError(f"parameter {self.name_of(other, i)} is not finite; nothing was changed")
+                    raise FloatingPointError(f"parameter {self.name_of(owner, i)} is not finite; nothing was changed")
         where = f" of chains {(~energy.isfinite()).nonzero().flatten().tolist()}" if energy.dim() else ""
         raise FloatingPointError(
             f"the energy Ũ = N·loss + ½λ‖θ‖²{where} is not finite, with num_data={group['num_data']} and "
@@ -326,7 +325,8 @@ class MetaSGMCMC(LearnedSampler):
         chains = hyper["energy"].shape
         flat: Any = (None if x is None else x.reshape(*chains, -1) for x in (parameter, gradient, noise, *state))
         segments = Segments((parameter.numel() // max(hyper["energy"].numel(), 1),))
-        after = self.flat_rule(*flat, phi=self._phi(parameter), segments=segments, **hyper)
+        at: dict[str, Any] = dict(phi=self._phi(parameter), segments=segments, settings=self.settings)
+        after = self.flat_rule(*flat, **at, **hyper)
         return tuple(x.reshape(parameter.shape) for x in after)
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:  # type: ignore[override]

@@ -1,7 +1,4 @@
-"""The small network of a learned sampler: as an ``nn.Module``, as a flat vector of weights, and at every weight.
-
-Whether compiled code computes or torch is decided here, by `kernel.takes`: in `network_at` and `value_and_slopes`.
-"""
+"""The small network of a learned sampler: as an ``nn.Module``, as a flat vector of weights, and as a function."""
 
 from __future__ import annotations
 
@@ -9,38 +6,25 @@ import copy
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from learned_samplers.base import matrices
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import (
-    AVERAGE_DECAYS,
-    FEATURE_SETS,
-    FLOOR,
-    FeatureSet,
-    Kept,
-    Scales,
-    feature_set_named,
-    update_averages,
-    update_each_,
-)
+from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
 from learned_samplers.learned.native import kernel
 
 #: The weights of a network, layer by layer: (weight (..., out, in), bias (..., out)), with leading axes () or (P,).
 Phi = Sequence[tuple[Tensor, Tensor]]
-
 
 #: γ is held to this, so that it multiplies β by a factor between 1/400 and 400.
 GATE_BOUND = 6.0
 
 
 class RuleArguments(TypedDict):
-    """What every learned rule takes by keyword beside its settings.
+    """Keywords of every learned rule beside its settings.
 
     ``phi`` are the network's layers, with the leading axes of the parameter or none; ``segments`` says where the
     tensors lie in the flat axis. The others are numbers or zero-dimensional tensors: ``num_data`` is N,
@@ -89,7 +73,7 @@ def build_network(
 
 
 def layers_of(network: nn.Module) -> Phi:
-    """The weights of a module's ``nn.Linear`` layers in order, as `Phi`.
+    """Return the weights of a module's ``nn.Linear`` layers in order, as `Phi`.
 
     Raises:
         TypeError: ``network`` is not an ``nn.Module``.
@@ -206,8 +190,8 @@ def value_and_slopes(phi: Phi, rows: Sequence[Tensor], wanted: Sequence[int]) ->
 
     if not wanted:
         return (value(),)
-    found, pull = torch.func.vjp(value, *(rows[i] for i in wanted))[:2]
-    return found, *pull(torch.ones_like(found))
+    output, pull = torch.func.vjp(value, *(rows[i] for i in wanted))[:2]
+    return output, *pull(torch.ones_like(output))
 
 
 def check_forward(network: nn.Module) -> None:
@@ -216,7 +200,7 @@ def check_forward(network: nn.Module) -> None:
     The rules read the ``nn.Linear`` layers and never call the module. One without a ``forward`` just holds them.
     """
     if type(network).forward in (nn.Sequential.forward, nn.Module.forward):
-        return  # of the first `layers_of` sees the layers themselves
+        return  # `layers_of` sees the layers of the first
     stream, copied = torch.Generator().manual_seed(0), copy.deepcopy(network).to("cpu", torch.float64)
     with torch.no_grad():
         phi = layers_of(copied)
@@ -225,161 +209,11 @@ def check_forward(network: nn.Module) -> None:
         x = torch.randn(phi[0][0].shape[1], 16, generator=stream, dtype=torch.float64)
         expected = through(phi, x).T
         try:
-            found = copied(x.T)
+            outputs = copied(x.T)
         except Exception as error:
             raise ValueError(f"network's forward fails on features (16, {len(x)}): {error}") from error
-    if getattr(found, "shape", None) != expected.shape or not torch.allclose(found, expected):
+    if getattr(outputs, "shape", None) != expected.shape or not torch.allclose(outputs, expected):
         raise ValueError(
             f"network's forward must be its nn.Linear layers in the order in which they were made, with ReLU between "
             f"them and nothing else: that is what a step computes; {type(network).__name__} gives something else"
         )
-
-
-# ------------------------------------------------------------------------------------------- the network on a chain
-
-# Coordinates, of all members together, whose features are made at a time.
-_PIECE_ON_CPU, _PIECE_ON_GPU = 1 << 14, 1 << 22
-
-
-@dataclass
-class NetworkOnChain:
-    """The network at one state of the chain; called with the momentum, once a pass.
-
-    The second pass computes the first layer anew, though only the momentum has changed: to keep it takes 32·d floats.
-
-    Args:
-        phi: its layers.
-        chain: what it sees, and what computes: torch, or compiled code.
-        normalised: whether the second output is divided by its root mean square over the tensor.
-    """
-
-    phi: Phi
-    chain: Scales | kernel.CompiledChain
-    normalised: bool = False
-
-    def __call__(self, momentum: Tensor, heads: tuple[int, ...] = (0, 1)) -> tuple[Tensor, ...]:
-        """The outputs ``heads`` at every coordinate, (..., d) each: of (α, β), or of a gate's (α, β·exp γ)."""
-        *hidden, (weight, bias) = self.phi
-        gated = weight.shape[-2] == 3 and 1 in heads
-        rows = slice(heads[0], 3 if gated else heads[-1] + 1)
-        layers = [*hidden, (weight[..., rows, :], bias[..., rows])]
-        if isinstance(self.chain, Scales):
-            outputs = _in_pieces(layers, self.chain.with_momentum(momentum), gated)
-        else:
-            outputs = self.chain.outputs(layers, gated, momentum)
-        if not self.normalised or 1 not in heads:
-            return outputs
-        factor = torch.rsqrt(self.chain.segments.mean_square(outputs[-1]) + FLOOR)
-        self._factor = self.chain.segments.expand(factor) if momentum.shape[-1] else factor
-        return (*outputs[:-1], outputs[-1] * self._factor)
-
-    def held(self, parameter: Tensor, momentum: Tensor) -> tuple[Tensor, ...]:
-        """Both outputs at another θ and r, with the scales of the tensors as they were in the last call of torch's."""
-        assert isinstance(self.chain, Scales)
-        gated = self.phi[-1][0].shape[-2] == 3
-        alpha, beta = _in_pieces(self.phi, self.chain.held(parameter, momentum), gated)
-        return alpha, beta * self._factor if self.normalised else beta
-
-
-def _in_pieces(layers: Phi, scales: Scales, gated: bool) -> tuple[Tensor, ...]:
-    """The outputs in torch, which makes the features of some coordinates at a time."""
-    total, members = scales.parameter.shape[-1], max(scales.parameter[..., :1].numel(), 1)
-    size = max((_PIECE_ON_CPU if scales.parameter.is_cpu else _PIECE_ON_GPU) // members, 128)
-    # (A process may hold nothing of a tensor that is sharded, and takes part in its statistics.)
-    starts = range(0, max(total, 1), size)
-    pieces = [through(layers, scales.window(start, min(start + size, total))) for start in starts]
-    return outputs_of(pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1), gated=gated)
-
-
-def network_at(
-    phi: Phi,
-    parameter: Tensor,
-    gradient: Tensor,
-    averages: Kept,
-    segments: Segments,
-    *,
-    settings: Any,
-    lr: Any,
-    num_data: Any,
-    step: Any,
-    prior_precision: Any = None,
-    covariances: Kept | None = None,
-    in_place: bool = False,
-) -> tuple[NetworkOnChain, tuple[Any, ...]]:
-    """The network at a state of the chain, and its averages (and covariances) updated with the gradient.
-
-    Args:
-        averages: (..., K, d), or in place (K, *shape) for each tensor.
-        covariances: (..., w) or likewise, where the feature set has a matrix direction.
-        settings: say what the network sees, and whether its second output is normalised.
-        in_place: write into averages and covariances; only then compiled code may compute.
-    """
-    named = FEATURE_SETS[settings.feature_set]
-    kept = [averages] if isinstance(averages, Tensor) else averages
-    run = dict(lr=lr, num_data=num_data, step=step, total_steps=settings.total_steps)
-    rounded = named.matrix and kept[0].dtype != gradient.dtype
-    ahead = _unrounded(averages, gradient, segments) if rounded else None
-    compiled, flat = None, averages
-    if in_place and kernel.takes(phi, [parameter, gradient, *kept], segments):
-        compiled = kernel.CompiledChain(parameter, gradient, averages, segments, named, **run)
-    elif isinstance(averages, Tensor):
-        flat = averages = update_averages(averages, gradient, named, in_place=in_place, step=step, segments=segments)
-    else:
-        flat = update_each_(averages, gradient, named, step=step, segments=segments)
-    matrix_rows: list[Tensor] = []
-    if named.matrix:
-        slopes = segments.as_matrices(gradient)
-        covariances, states = _states(covariances, gradient, segments, in_place)
-        matrices.update_covariances_(states, slopes)
-        decay = prior_precision / num_data if settings.attenuated else 0.0
-        ahead = list(torch._foreach_lerp(list(ahead or _rows(averages, segments)), slopes, 1 - _MATRIX_DECAY))
-        matrix_rows = matrices.directions(ahead, states, segments.as_matrices(parameter), decay)
-        if isinstance(covariances, Tensor):  # of all tensors; an optimizer's have their turns among all of its own
-            matrices.renew_roots_(states, step)
-    chain: Scales | kernel.CompiledChain
-    if compiled is None:
-        direction = torch.cat([row.flatten(-2) for row in matrix_rows], -1) if named.matrix else None
-        chain = Scales(parameter, gradient, flat, segments, named, direction=direction, **run)
-    else:
-        chain, compiled.direction = compiled, [row.contiguous() for row in matrix_rows]
-    network = NetworkOnChain(phi, chain, settings.normalise_output)
-    return network, (averages,) if covariances is None else (averages, covariances)
-
-
-# d of the average that the matrix direction is made of, d·m + (1−d)·g, which looks a step ahead; and its row.
-_MATRIX_DECAY = 0.9
-_MATRIX_AVERAGE = AVERAGE_DECAYS.index(_MATRIX_DECAY)
-
-
-def _rows(averages: Kept, segments: Segments) -> list[Tensor]:
-    """Those rows of every tensor, as matrices."""
-    if isinstance(averages, Tensor):
-        return segments.as_matrices(averages[..., _MATRIX_AVERAGE, :])
-    return [x[_MATRIX_AVERAGE].reshape(sides) for x, sides in zip(averages, segments.matrices, strict=True)]
-
-
-def _unrounded(averages: Kept, gradient: Tensor, segments: Segments) -> list[Tensor]:
-    """Of averages in bfloat16, not yet updated: those rows after this gradient, before they are rounded."""
-    rows, slopes = _rows(averages, segments), segments.as_matrices(gradient)
-    return [torch.lerp(m.to(g.dtype), g, 1 - _MATRIX_DECAY) for m, g in zip(rows, slopes, strict=True)]
-
-
-def _states(
-    covariances: Kept | None, gradient: Tensor, segments: Segments, in_place: bool
-) -> tuple[Kept, Sequence[Tensor]]:
-    """Covariances that may be written into, as they were given, and those of every tensor.
-
-    Raises:
-        ValueError: there are none, or the gradient is differentiated, which their root does not allow.
-    """
-    if covariances is None:
-        raise ValueError("covariances must be given for a feature set with a matrix direction, got None")
-    if not isinstance(covariances, Tensor):
-        return covariances, covariances
-    if torch.is_grad_enabled() and (covariances.requires_grad or gradient.requires_grad):
-        raise ValueError(
-            "the root of a covariance is not differentiated through: take weights of a feature set that does not "
-            "whiten, such as network='l2e' of L2E"
-        )
-    covariances = covariances if in_place else covariances.clone()
-    return covariances, matrices.flat_states(covariances, segments)

@@ -11,9 +11,11 @@ from torch import Tensor
 from learned_samplers.base import validation as check
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
 from learned_samplers.base.settings import choice, setting
-from learned_samplers.learned.features import FEATURE_SETS, Kept
-from learned_samplers.learned.l2e import AveragingSampler
-from learned_samplers.learned.network import RuleArguments, network_at
+from learned_samplers.learned.averages import Kept
+from learned_samplers.learned.feature_sets import FEATURE_SETS
+from learned_samplers.learned.features import network_at
+from learned_samplers.learned.l2e import L2E
+from learned_samplers.learned.network import RuleArguments
 from learned_samplers.learned.settings import LearnedSettings
 
 
@@ -22,22 +24,24 @@ def _at_least_one(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be at least 1, got {value}")
 
 
-#: Those without a matrix direction, which no preconditioner is made of.
-_SETS = tuple(name for name, each in FEATURE_SETS.items() if not each.matrix)
+#: Feature sets without a matrix direction, which no preconditioner is made of.
+_SETS = tuple(name for name, feature_set in FEATURE_SETS.items() if not feature_set.matrix)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreconditionedSettings(LearnedSettings):
-    """The settings of `learned_samplers.learned.preconditioned.PrecondL2E`, where each is explained."""
+    """The settings of `PrecondL2E`."""
 
     sampler: ClassVar[str] = "PrecondL2E"
 
-    feature_set: str = choice(*_SETS, default="paper", doc="What the network sees.")
-    curl_scale: float = setting(default=1.0, check=check.non_negative, doc="Factor on log Q, or s_Q.")
-    friction_scale: float = setting(default=1.0, check=check.non_negative, doc="Factor on log D.")
-    curl_clip: float = setting(default=5.0, check=_at_least_one, doc="Bound on Q.")
-    friction_clip: float = setting(default=100.0, check=_at_least_one, doc="Bound on D.")
-    averages_dtype: str = choice("float32", "bfloat16", default="float32", in_card=False)
+    feature_set: str = choice(*_SETS, default="paper", doc="what the network sees.")
+    curl_scale: float = setting(default=1.0, check=check.non_negative, doc="s_q, the factor on log Q.")
+    friction_scale: float = setting(default=1.0, check=check.non_negative, doc="s_d, the factor on log D.")
+    curl_clip: float = setting(default=5.0, check=_at_least_one, doc="c_q, the bound on Q and 1/Q.")
+    friction_clip: float = setting(default=100.0, check=_at_least_one, doc="c_d, the bound on D and 1/D.")
+    averages_dtype: str = choice(
+        "float32", "bfloat16", default="float32", in_card=False, doc="as for `learned_samplers.L2E`."
+    )
     #: Settings of L2E that are not for this rule, or of no use to its feature sets.
     attenuated: ClassVar[bool] = False
     normalise_output: ClassVar[bool] = False
@@ -76,26 +80,25 @@ def l2e_precond_rule(
     run = dict(lr=lr, num_data=num_data, step=step, settings=settings, in_place=in_place)
     network, kept = network_at(at["phi"], parameter, gradient, averages, at["segments"], **run)
     q, d = network(momentum)
-    friction = _friction(d, settings, decay)
+    curl = _bounded(q, settings.curl_scale, settings.curl_clip)
+    friction = _bounded(d, settings.friction_scale, settings.friction_clip)
+    # a·D ≤ 1: with more friction than that the explicit step overshoots.
+    friction = friction.minimum(torch.ones_like(friction) / decay)
     moved = momentum - decay * friction * momentum
-    moved = moved - step_size * _curl(q, settings) * (gradient * num_data + parameter * prior)
+    moved = moved - step_size * curl * (gradient * num_data + parameter * prior)
     if noise is not None:
         moved = moved + torch.sqrt(friction * (2 * decay * temperature)) * noise
     (q,) = network(moved, (0,))
-    return FUNCTIONAL.add(parameter, _curl(q, settings) * moved, step_size), moved, *kept
+    curl = _bounded(q, settings.curl_scale, settings.curl_clip)
+    return FUNCTIONAL.add(parameter, curl * moved, step_size), moved, *kept
 
 
-def _curl(q: Tensor, settings: PreconditionedSettings) -> Tensor:
-    return torch.exp(q * settings.curl_scale).clamp(1 / settings.curl_clip, settings.curl_clip)
+def _bounded(output: Tensor, scale: float, bound: float) -> Tensor:
+    """exp(scale·output), held to [1/bound, bound]."""
+    return torch.exp(output * scale).clamp(1 / bound, bound)
 
 
-def _friction(d: Tensor, settings: PreconditionedSettings, momentum_decay: Any) -> Tensor:
-    # a·D ≤ 1: with more friction than that the explicit step overshoots.
-    friction = torch.exp(d * settings.friction_scale).clamp(1 / settings.friction_clip, settings.friction_clip)
-    return friction.minimum(torch.ones_like(friction) / momentum_decay)
-
-
-class PrecondL2E(AveragingSampler):
+class PrecondL2E(L2E):
     """SGHMC with a learned preconditioner and a learned friction for each weight: an ablation of `L2E`.
 
     Source: Kim, Jung, Kim and Lee, Learning to explore for stochastic gradient MCMC, ICML 2024, Appendix J.
@@ -120,3 +123,5 @@ class PrecondL2E(AveragingSampler):
 
     settings_class = PreconditionedSettings
     flat_rule = staticmethod(l2e_precond_rule)
+    default_network = None
+    not_taken = ("form", "total_steps")

@@ -1,4 +1,4 @@
-"""What the learned samplers share: a small network beside the parameters, and a step on flat buffers."""
+"""Base class of the learned samplers: a small network beside the parameters, and a step on flat buffers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from learned_samplers.base import validation as check
 from learned_samplers.base.guards.precision import working_dtype
 from learned_samplers.base.sampler import MomentumSampler
-from learned_samplers.base.segments import Segments
+from learned_samplers.base.segments import Segments, of_shapes
 from learned_samplers.base.settings import choice, setting
 from learned_samplers.base.step import GroupInputs, blocks
 from learned_samplers.learned.badge import HEURISTIC, badge_of
@@ -144,7 +144,7 @@ class LearnedSampler(MomentumSampler):
         return self.default_network
 
     def _settled(self) -> None:
-        """What a subclass makes of its settings before the parameters are looked at."""
+        """Derive class-like attributes from the settings, before the parameters are looked at; subclasses do."""
 
     def rule(
         self, parameter: Tensor, gradient: Tensor, noise: Tensor | None, *state: Tensor, **hyper: Any
@@ -158,11 +158,12 @@ class LearnedSampler(MomentumSampler):
             *(self.flat_state(name, [tensor]) for name, tensor in zip(self.state_names, state, strict=True)),
             phi=self._phi(parameter),
             segments=Segments.of([parameter]),
+            settings=self.settings,
             **hyper,
         )
         moved, *changed = after
-        kept = zip(self.state_names, changed, strict=True)
-        return moved.reshape(shape), *(x.reshape(self.state_shape(name, parameter)) for name, x in kept)
+        state = zip(self.state_names, changed, strict=True)
+        return moved.reshape(shape), *(x.reshape(self.state_shape(name, parameter)) for name, x in state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         for name in self.settings_class.names():
@@ -176,24 +177,24 @@ class LearnedSampler(MomentumSampler):
 
     @property
     def badge(self) -> str:  # type: ignore[override]
-        """What a measurement with these weights has shown of the invariant law, at these settings; else "heuristic"."""
+        """Badge that a measurement with these weights, at these settings, has earned; else "heuristic"."""
         return self._badge()[0]
 
     @property
     def badge_reason(self) -> str:
-        """Why the badge is what it is, in a sentence."""
+        """The reason for the badge, in a sentence."""
         return self._badge()[1]
 
     def _badge(self) -> tuple[str, str]:
         if not self.card:
-            came = "is untrained" if self._fresh else "came as a module, without a card"
+            origin = "is untrained" if self._fresh else "came as a module, without a card"
             last = layers_of(self.network)[-1]
             base = (
                 f"; its last layer is zero, so that {self.settings.at_zero}"
                 if not any(part.any() for part in last) and self.settings.zero_is_base
                 else ""
             )
-            return HEURISTIC, f"the invariant law of this network has not been measured; it {came}{base}"
+            return HEURISTIC, f"the invariant law of this network has not been measured; it {origin}{base}"
         return badge_of(
             self.card["law"],
             self.settings,
@@ -209,18 +210,22 @@ class LearnedSampler(MomentumSampler):
 
         ``lead`` are the leading axes that all tensors have, of chains; ``more`` are further keywords of the rule.
         """
-        hyper = {**self.hyper(group), **more}
-        for p in inputs.params:  # all of the state, before any noise is drawn
-            for name in self.state_names:
-                self.state_of(group, p, name)
+        hyper = {**self.hyper(group), "settings": self.settings, **more}
+        for p, gradient in zip(inputs.params, inputs.gradients, strict=True):  # before any noise is drawn
+            if self.state_names[-1] not in self.state[p]:
+                self.begin_state(group, p, gradient)
         for chosen in self.batches(inputs.params):
             params, gradients = [inputs.params[i] for i in chosen], [inputs.gradients[i] for i in chosen]
             noise = self.noise_for(params, hyper)
             momenta, *kept = [[self.state[p][name] for p in params] for name in self.state_names]
             theta = gather(params, lead)
-            segments = Segments.of(params) if self.parts is None else self.parts.segments(params[0])
-            if lead:
-                segments = Segments(tuple([n // lead[0] for n in segments.lengths]))
+            if self.parts is not None:
+                segments = self.parts.segments(params[0])
+            elif lead:
+                segments = Segments(tuple([p.numel() // lead[0] for p in params]))
+            else:  # torch.compile does not follow a cache
+                cached = not torch.compiler.is_compiling()
+                segments = of_shapes(tuple([p.shape for p in params])) if cached else Segments.of(params)
             moved, momentum, *_ = self.flat_rule(
                 theta,
                 gather(gradients, lead),
@@ -249,19 +254,23 @@ class LearnedSampler(MomentumSampler):
             for block in blocks([params[i] for i in alike], limit):
                 yield alike[block]
 
+    def begin_state(self, group: dict[str, Any], p: Tensor, gradient: Tensor) -> None:
+        """Make the state of a parameter at its first gradient."""
+        for name in self.state_names:
+            self.state_of(group, p, name)
+
     def flat_state(self, name: str, tensors: list[Tensor]) -> Tensor:
-        """A state of some tensors laid end to end, behind the axes that it has before the parameter's."""
+        """State ``name`` of several parameters laid end to end, behind the axes that it has before the parameter's."""
         return gather(tensors)
 
     def _phi(self, like: Tensor) -> Phi:
-        return [(w.to(like), b.to(like)) for w, b in layers_of(self.network)]
+        """The network's layers, whose making has checked them, in a tensor's dtype and on its device."""
+        linears = [module for module in self.network.modules() if isinstance(module, nn.Linear)]
+        return [(linear.weight.to(like), linear.bias.to(like)) for linear in linears]
 
     def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
-        """Of the state tensor of that name."""
+        """Shape of the state tensor ``name``."""
         return tuple(p.shape)
-
-    def hyper(self, group: dict[str, Any], *, keep_tensors: bool = False) -> dict[str, Any]:
-        return {**super().hyper(group, keep_tensors=keep_tensors), "settings": self.settings}
 
     # ---------------------------------------------------------------- saving and resuming
 
@@ -281,7 +290,7 @@ class LearnedSampler(MomentumSampler):
     def validate_header(self, header: dict[str, Any]) -> None:
         super().validate_header(header)
         theirs, ours = header.get("network"), self.fingerprint()
-        if not isinstance(theirs, dict):
+        if not isinstance(theirs, dict) or not isinstance(theirs.get("settings", {}), dict):
             raise ValueError(f"state_dict does not say which network it is of: network is {theirs!r:.60}")
         saved, settings = self.settings.current(theirs.get("settings", {})), ours["settings"]
         for name in differences(settings, saved):
@@ -304,7 +313,7 @@ class LearnedSampler(MomentumSampler):
 
 
 def gather(tensors: Sequence[Tensor], lead: Sequence[int] = ()) -> Tensor:
-    """Tensors laid end to end, (*lead, d), where all of them have the leading axes ``lead``; of one perhaps a view."""
+    """Tensors laid end to end, (*lead, d), where all have the leading axes ``lead``; a single one perhaps as a view."""
     if len(tensors) == 1:
         return tensors[0].reshape(*lead, -1)
     if lead:

@@ -1,4 +1,4 @@
-"""The settings of a learned sampler: what its update needs besides lr, N, temperature, prior and momentum decay.
+"""Settings of the learned samplers: all that an update needs besides lr, N, temperature, prior and momentum decay.
 
 Each rule has one frozen dataclass, which holds the defaults and the checks. The optimizer's keywords, the inner loop of
 meta-training, the measures, the command line and the weight card all read it.
@@ -41,7 +41,7 @@ class LearnedSettings:
 
     @property
     def zero_is_base(self) -> bool:
-        """Whether a last layer of zeros makes the sampler its hand-designed base, SGHMC."""
+        """True where a last layer of zeros makes the sampler its hand-designed base, SGHMC."""
         return True
 
     def __post_init__(self) -> None:
@@ -58,8 +58,8 @@ class LearnedSettings:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The settings that this sampler has."""
-        return tuple(one.name for one in fields(cls))
+        """Names of the settings that this sampler has."""
+        return tuple(field.name for field in fields(cls))
 
     @classmethod
     def current(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class LearnedSettings:
 
     @classmethod
     def asked(cls, settings: Any, **keywords: Any) -> dict[str, Any]:
-        """What a sampler's ``settings=`` and keywords ask for, by name; of keywords None asks for nothing.
+        """Return the settings that a sampler's ``settings=`` and keywords ask for; a keyword None asks for nothing.
 
         Args:
             settings: None, a dict of some settings (the card's and the defaults are the others), or all of them in an
@@ -100,7 +100,7 @@ class LearnedSettings:
             if name in named:
                 raise ValueError(f"{name}={value!r} cannot be given beside settings=, which has a {name} of its own")
         if not isinstance(settings, cls):
-            # What is asked of the weights is checked before their file is read.
+            # Form and features are checked before the file of the weights is read.
             cls.given(**{name: named.get(name, keywords.get(name)) for name in _AT_THE_TOP if name in cls.names()})
         return {**named, **keywords}
 
@@ -125,7 +125,8 @@ class LearnedSettings:
             ValueError, TypeError: as `given`.
         """
         named = cls.current({name: card[name] for name in _AT_THE_TOP if name in card} | card.get("scales", {}))
-        of_a_run = {name for name, one in settings_of(cls).items() if not one.in_card} & set(card.get("scales", {}))
+        not_in_card = {name for name, declared in settings_of(cls).items() if not declared.in_card}
+        of_a_run = not_in_card & set(card.get("scales", {}))
         if of_a_run:
             raise ValueError(f"the card's scales hold {', '.join(sorted(of_a_run))}, which belong to a run")
         chosen = {name: value for name, value in values.items() if value is not None}
@@ -133,7 +134,8 @@ class LearnedSettings:
 
     def to_card(self) -> dict[str, Any]:
         """The fields of a weight card that say how the network is used: which sampler, inputs and scales."""
-        scales = {name: getattr(self, name) for name, one in settings_of(type(self)).items() if one.in_card}
+        declared = settings_of(type(self))
+        scales = {name: getattr(self, name) for name, setting in declared.items() if setting.in_card}
         top = {name: scales.pop(name) for name in _AT_THE_TOP if name in scales}
         return {"sampler": self.sampler, **top, "features": list(self.features), "scales": scales}
 
@@ -148,7 +150,7 @@ class LearnedSettings:
 
     @property
     def outputs(self) -> int:
-        """How many outputs the network has."""
+        """Number of the network's outputs."""
         return 2
 
     def fresh_network(
@@ -174,7 +176,7 @@ class LearnedSettings:
 
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """The names in which two dicts of settings differ, in order."""
+    """Names in which two dicts of settings differ, in order."""
     return [name for name in (*ours, *(name for name in theirs if name not in ours)) if _differ(name, ours, theirs)]
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from learned_samplers.base import validation
-from learned_samplers.base.files import write_atomically
+from learned_samplers.base.files import write_together
 from learned_samplers.learned.network import check_forward, layers_of, shapes_of
 from learned_samplers.learned.settings import LearnedSettings
 
@@ -71,7 +71,7 @@ def card_path(path: str | os.PathLike[str]) -> Path:
 
 
 def save(path: str | os.PathLike[str], network: nn.Module, card: dict[str, Any]) -> None:
-    """Write a network and its card, each file atomically.
+    """Write a network and its card, both or neither: a full disk leaves an earlier pair as it was.
 
     Args:
         path: of the weights, ending in ``.safetensors``; the card is written beside it.
@@ -112,9 +112,8 @@ def save(path: str | os.PathLike[str], network: nn.Module, card: dict[str, Any])
     check_card("card", filled)
     text = json.dumps(filled, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     # A list of numbers or words in one line.
-    text = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
-    write_atomically(path, data)
-    write_atomically(card_path(path), text.encode())
+    text = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
+    write_together({path: data, card_path(path): text.encode()})
 
 
 def load(path: str | os.PathLike[str]) -> tuple[nn.Sequential, dict[str, Any]]:
@@ -236,14 +235,14 @@ def card_fingerprint(card: dict[str, Any]) -> str:
     that of every word in it.
     """
     keys = ("sha256", "sampler", "form", "feature_set", "features", "scales", "defaults")
-    own = {key: card[key] for key in keys if key in card}
-    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+    content = {key: card[key] for key in keys if key in card}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def resolve(
     network: str | os.PathLike[str] | nn.Module | None, settings: type[LearnedSettings], **asked: str | None
 ) -> tuple[nn.Module | None, dict[str, Any]]:
-    """The module and the card that a sampler's ``network=`` means; no card ({}) for a module or None.
+    """Return the module and the card that a sampler's ``network=`` means; no card ({}) for a module or None.
 
     Args:
         network: of the sampler whose settings are ``settings``.
@@ -288,16 +287,16 @@ def check_card(where: str, card: Any) -> None:
     missing = [key for key in (*CARD_FIELDS, *_FILLED_IN) if key not in card]
     if missing:
         raise ValueError(f"{where}: the card lacks {', '.join(missing)}")
-    for key, kind in CARD_FIELDS.items():
-        if not isinstance(card[key], kind):
-            raise TypeError(f"{where}: the card's {key} must be of type {kind}, got {card[key]!r}")
+    for key, expected in CARD_FIELDS.items():
+        if not isinstance(card[key], expected):
+            raise TypeError(f"{where}: the card's {key} must be of type {expected}, got {card[key]!r}")
     _check_defaults(f"{where}: the card's defaults", card["defaults"])
     missing = [key for key in META_TRAINING_FIELDS if key not in card["meta_training"]]
     if missing:
         raise ValueError(f"{where}: the card's meta_training lacks {', '.join(missing)}")
     layers = card["layers"]
-    whole = isinstance(layers, list) and layers and all(_is_shape(shape) for shape in layers)
-    if not whole or any(a[0] != b[1] for a, b in pairwise(layers)):
+    shapes = isinstance(layers, list) and layers and all(_is_shape(shape) for shape in layers)
+    if not shapes or any(a[0] != b[1] for a, b in pairwise(layers)):
         raise ValueError(f"{where}: the card's layers must be [out, in] pairs that fit each other, got {layers!r}")
     if len(card["features"]) != layers[0][1]:
         raise ValueError(

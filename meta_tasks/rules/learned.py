@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from learned_samplers.learned.averages import update_averages
 from learned_samplers.learned.cards import settings_from_card
-from learned_samplers.learned.features import features, update_averages
+from learned_samplers.learned.features import features
 from learned_samplers.learned.kinetic import KineticSettings, kinetic_mean, l2e_kinetic_rule
 from learned_samplers.learned.l2e import L2ESettings, l2e_rule
 from learned_samplers.learned.measures import term_contributions
@@ -35,7 +36,7 @@ class L2ERule(CoordinateRule):
 
     Args:
         form: "residual" (the last layer starts at zero: the sampler is SGHMC), or "paper" (Eq. 6; starts at random).
-        feature_set: name of what the network sees, see `learned_samplers.learned.features`.
+        feature_set: name of what the network sees, see `learned_samplers.learned.feature_sets`.
         hidden: widths of the network's hidden layers.
         start: the path of a weight file to start from, whose features and units this rule must have (what it has
             besides starts without effect); or (feature, gain): β = −gain·feature exactly, α = 0. With

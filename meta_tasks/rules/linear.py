@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learned_samplers.learned.features import feature_set_named
+from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.network import Phi, layers_of, shapes_of
 from learned_samplers.learned.weights import load

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from learned_samplers.base.matrices import state_lengths
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.validation import fraction
-from learned_samplers.learned.features import feature_set_named
+from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of, unflatten
 from learned_samplers.learned.preconditioned import PreconditionedSettings

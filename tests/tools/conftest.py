@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from learned_samplers.learned import weights
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.kinetic import KINETIC_FEATURES
 from learned_samplers.learned.meta_fields import META_FEATURES, build_meta_network
 from learned_samplers.learned.network import build_network

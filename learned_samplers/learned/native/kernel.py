@@ -1,6 +1,7 @@
-"""Calls kernel.cpp: the running averages of a chain, and a small network at every weight, on tensors where they lie.
+"""The one door to kernel.cpp: the running averages of a chain, and a small network at every weight.
 
-Whether compiled code or torch computes is decided by `takes` alone.
+It works on tensors where they lie, and knows addresses and lengths, not what they mean. `takes` alone decides between
+compiled code and torch.
 """
 
 from __future__ import annotations
@@ -19,10 +20,17 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FLOOR, LOG_SCALE, TINY, FeatureSet, context_of
 from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE, Call, load
 
-__all__ = ["ENVIRONMENT_VARIABLE", "CompiledChain", "native_library", "takes", "value_and_slopes"]
+__all__ = [
+    "ENVIRONMENT_VARIABLE",
+    "Call",
+    "means",
+    "native_library",
+    "network",
+    "takes",
+    "value_and_slopes",
+]
 
 _MOST_WIDTH, _MOST_LAYERS, _MOST_OUTPUTS = 64, 5, 4
 
@@ -50,104 +58,25 @@ _on_cpu, _dtype, _needs_gradient = attrgetter("is_cpu"), attrgetter("dtype"), at
 
 
 def takes(phi: Layers, tensors: Sequence[Tensor | None], segments: Segments | None = None) -> bool:
-    """Whether the compiled code takes these tensors and this network.
+    """Return True where the compiled code takes these tensors and this network.
 
     It needs contiguous float32 on a CPU without gradients, up to five layers of at most 64 units, tensors that are
     whole in this process, no tracing, and the library.
     """
     if torch.compiler.is_compiling() or (segments is not None and type(segments) is not Segments):
         return False
-    given = [x for x in tensors if x is not None]
-    everything = [*given, *[part for layer in phi for part in layer]]
-    # Sets of what there is, at the speed of C, for a step looks at some hundred tensors.
-    if not (set(map(type, everything)) <= _PLAIN and set(map(_dtype, everything)) == {torch.float32}):
+    present = [x for x in tensors if x is not None]
+    looked_at = [*present, *[part for layer in phi for part in layer]]
+    # Sets at the speed of C, for a step looks at some hundred tensors.
+    if not (set(map(type, looked_at)) <= _PLAIN and set(map(_dtype, looked_at)) == {torch.float32}):
         return False
-    if not (all(map(_on_cpu, everything)) and all(map(Tensor.is_contiguous, given))):
+    if not (all(map(_on_cpu, looked_at)) and all(map(Tensor.is_contiguous, present))):
         return False
-    if torch.is_grad_enabled() and any(map(_needs_gradient, everything)):
+    if torch.is_grad_enabled() and any(map(_needs_gradient, looked_at)):
         return False
     units = [weight.shape[-2] for weight, _ in phi]
     fits = len(phi) <= _MOST_LAYERS and units[-1] <= _MOST_OUTPUTS and max(units) <= _MOST_WIDTH
-    return fits and everything[0].numel() > 0 and native_library() is not None
-
-
-class CompiledChain:
-    """A chain's averages and the network on it by compiled code; `features.Scales` is the same in torch.
-
-    The averages are updated in place.
-
-    Args:
-        parameter, gradient: (..., d), contiguous.
-        averages: (..., K, d), or (K, ...) for each tensor.
-        others: as of `features.features`.
-    """
-
-    #: The matrix direction of every tensor, (..., rows, columns), of a set that has one.
-    direction: Sequence[Tensor] = ()
-
-    def __init__(
-        self,
-        parameter: Tensor,
-        gradient: Tensor,
-        averages: Tensor | Sequence[Tensor],
-        segments: Segments,
-        named: FeatureSet,
-        *,
-        lr: Any,
-        num_data: Any,
-        step: int,
-        total_steps: int | None,
-    ):
-        self.parameter, self.gradient, self.averages = parameter, gradient, averages
-        self.named, self.segments, self.total_steps = named, segments, total_steps
-        # Only the context has them; without one they may be tensors with a row for each member.
-        self.lr, self.num_data = (float(lr), float(num_data)) if named.context else (lr, num_data)
-        self.time = step + 1
-        members = prod(parameter.shape[:-1])
-        if isinstance(averages, Tensor):
-            d = segments.total
-            starts = averages.data_ptr() + _offsets(members, segments.lengths, averages.shape[-2] * d)
-            strides: Any = d
-        else:
-            starts = np.fromiter(map(Tensor.data_ptr, averages), np.int64, len(averages))
-            strides = np.array(segments.lengths)
-        self.rows = [starts + 4 * k * strides for k in range(named.num_averages)]
-        call, decays = Call(plain=2), named.average_decays + named.second_moment_decays
-        call.averages, call.seconds = len(named.average_decays), len(named.second_moment_decays)
-        call.average_weight[: len(decays)] = [1 - d for d in decays]
-        torch.autograd.graph.increment_version(averages)  # as torch does where it writes in place
-        means = _means(call, (gradient, parameter), segments, starts, strides)
-        self.mean_squares, self.mean_seconds = np.split(means, [2 + call.averages], -2)
-
-    @np.errstate(all="ignore")  # what overflows is noticed at the end of the step
-    def outputs(self, layers: Layers, gated: bool, momentum: Tensor) -> tuple[Tensor, ...]:
-        """The outputs of the network in ``layers``, (..., d) each; ``gated`` is for the last one but the gate."""
-        named, call, momentum = self.named, Call(), momentum.contiguous()
-        k = len(named.average_decays)
-        square = _means(Call(plain=1), (momentum,), self.segments)
-        every = [self.mean_squares[..., :2, :], square, self.mean_squares[..., 2:, :]]
-        factors = 1 / np.sqrt(np.concatenate(every, -2) + FLOOR)
-        context = logs = None
-        if named.adaptive:
-            call.ratios, call.logs = 1 + len(named.ratio_decays), len(named.second_moment_decays)
-            call.ratio_row[: call.ratios] = [0, *[3 + named.average_decays.index(d) for d in named.ratio_decays]]
-            call.ratio_factor[: call.ratios] = [1.0, *[1 / (1 - d**self.time) for d in named.ratio_decays]]
-            call.second_factor = 1 / (1 - named.second_moment_decays[0] ** self.time)
-            logs = 1 / (self.mean_seconds + TINY)
-            run: dict[str, Any] = dict(lr=self.lr, num_data=self.num_data, time=self.time, total_steps=self.total_steps)
-            squares, constants = context_of(named, self.mean_squares, square, **run)
-            magnitudes = np.concatenate(squares, -2)
-            rest = np.empty((len(named.context) - magnitudes.shape[-2], square.shape[-1]))
-            rest[0] = _sizes(self.segments.lengths)
-            rest[1 : 1 + len(constants)] = np.array(constants)[:, None]
-            if named.matrix:
-                rest[-1] = [min(sides) > 1 for sides in self.segments.matrices]
-            lead = (*square.shape[:-2], *rest.shape)
-            context = np.concatenate([0.5 * LOG_SCALE * np.log(magnitudes), np.broadcast_to(rest, lead)], -2)
-        rows = [self.gradient, self.parameter, momentum, *self.rows[:k]]
-        rows += [self.direction] if self.direction else []
-        how: dict[str, Any] = dict(seconds=self.rows[k:], factors=factors, context=context, logs=logs, gated=gated)
-        return _network(call, layers, rows, self.segments, **how).unbind()
+    return fits and looked_at[0].numel() > 0 and native_library() is not None
 
 
 def value_and_slopes(phi: Layers, rows: Sequence[Tensor], wanted: Sequence[int]) -> tuple[Tensor, ...]:
@@ -160,27 +89,56 @@ def value_and_slopes(phi: Layers, rows: Sequence[Tensor], wanted: Sequence[int])
     call = Call(slopes=len(wanted))
     call.slope_input[: len(wanted)] = wanted
     segments = Segments((rows[0].shape[-1],))
-    return _network(call, phi, list(rows), segments).unbind()
+    return network(call, phi, list(rows), segments).unbind()
 
 
 @np.errstate(all="ignore")
-def _means(call: Call, plain: Sequence[Tensor], segments: Segments, averages: Any = 0, strides: Any = 0) -> np.ndarray:
-    """Means over each tensor of the squares of ``plain`` and the averages, and of averages of squares, (..., n, S)."""
-    lead = plain[0].shape[:-1]
-    offsets, lengths = _offsets(prod(lead), segments.lengths), _lengths(prod(lead), segments.lengths)
+def means(
+    plain: Sequence[Tensor],
+    segments: Segments,
+    averages: Tensor | Sequence[Tensor] | None = None,
+    decays: tuple[Sequence[float], Sequence[float]] = ((), ()),
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Mean squares over each tensor, of running averages too, which are first updated in place.
+
+    Args:
+        plain: (..., d) each, contiguous; the averages are of the first one and of its square.
+        segments: the tensors.
+        averages: (..., K, d), or (K, ...) for each tensor.
+        decays: d of the averages of the first of ``plain``, and of those of its square.
+
+    Returns:
+        Addresses of the averages, a row for each; and means over each tensor of the squares of ``plain`` and of its
+        averages, and of the averages of the square, (..., n, S).
+    """
+    lead, every = plain[0].shape[:-1], (*decays[0], *decays[1])
+    members = prod(lead)
+    offsets, lengths = _offsets(members, segments.lengths), _lengths(members, segments.lengths)
+    call = Call(plain=len(plain), averages=len(decays[0]), seconds=len(decays[1]), threads=torch.get_num_threads())
+    call.average_weight[: len(every)] = [1 - d for d in every]
+    starts: Any = 0
+    strides: Any = 0
+    if isinstance(averages, Tensor):
+        starts = averages.data_ptr() + _offsets(members, segments.lengths, averages.shape[-2] * segments.total)
+        strides = segments.total
+    elif averages is not None:
+        starts = np.fromiter(map(Tensor.data_ptr, averages), np.int64, len(averages))
+        strides = np.array(segments.lengths)
     table = np.empty((len(offsets), call.plain + 3), np.int64)
     for k, row in enumerate(plain):
         table[:, k] = row.data_ptr() + offsets
-    table[:, -3], table[:, -2], table[:, -1] = averages, strides, lengths
-    totals = np.zeros((len(table), call.plain + call.averages + call.seconds))
-    call.threads = torch.get_num_threads()
+    table[:, -3], table[:, -2], table[:, -1] = starts, strides, lengths
+    totals = np.zeros((len(table), call.plain + len(every)))
+    if averages is not None:
+        torch.autograd.graph.increment_version(averages)  # as torch does where it writes in place
     if native_library().sums(ctypes.addressof(call), table.ctypes.data, len(table), totals.ctypes.data):
         raise MemoryError("the compiled network ran out of memory")
-    return (totals / lengths[:, None]).reshape(*lead, -1, totals.shape[-1]).swapaxes(-1, -2)
+    rows = [starts + 4 * k * strides for k in range(len(every))]
+    return rows, (totals / lengths[:, None]).reshape(*lead, -1, totals.shape[-1]).swapaxes(-1, -2)
 
 
 @np.errstate(all="ignore")
-def _network(
+def network(
     call: Call,
     layers: Layers,
     rows: Sequence[Any],
@@ -192,9 +150,17 @@ def _network(
     context: np.ndarray | None = None,
     logs: np.ndarray | None = None,
 ) -> Tensor:
-    """Outputs and slopes (n, ..., d) of a network with inputs ``rows``, those made of ``seconds``, and ``context``.
+    """Outputs and slopes (n, ..., d) of a network on every coordinate.
 
-    ``factors`` of the first rows, ``context`` and ``logs`` are of every tensor, (..., n, S).
+    Args:
+        call: ratios, logarithms and slopes that are wanted; all else is filled in.
+        layers: of the network, with the leading axes of the rows, or none.
+        rows: inputs: flat buffers (..., d), addresses of each tensor, or a tensor for each segment.
+        segments: the tensors.
+        gated: whether the last output but one is multiplied by exp of the last, which is then not given.
+        seconds: addresses of the averages of squares that ratios and logarithms are made of.
+        factors, context, logs: factors of the first rows, further inputs, and factors of the averages of squares before
+            their logarithm: of every tensor, (..., n, S).
     """
     like = rows[0]
     lead, units = like.shape[:-1], [weight.shape[-2] for weight, _ in layers]
@@ -203,43 +169,43 @@ def _network(
     call.layers, call.rows, call.outputs, call.gated = len(layers), len(rows), units[-1], gated
     call.widths[: 1 + len(units)] = [len(rows) + call.ratios + call.logs, *units]
     call.threads = torch.get_num_threads()
-    found = like.new_empty((heads + call.slopes, *lead, like.shape[-1]))
+    result = like.new_empty((heads + call.slopes, *lead, like.shape[-1]))
     size = 4 * members * like.shape[-1]
-    written = [found.data_ptr() + size * k + offsets for k in range(len(found))]
+    written = [result.data_ptr() + size * k + offsets for k in range(len(result))]
     addresses: list[Any] = []
     for row in rows:  # addresses already, a flat buffer, or a tensor for each segment
         if isinstance(row, Sequence):
             starts = np.fromiter(map(Tensor.data_ptr, row), np.int64, len(row))
             row = (starts + 4 * np.arange(members)[:, None] * np.array(segments.lengths)).ravel()
         addresses.append(row.data_ptr() + offsets if isinstance(row, Tensor) else row)
-    everything = [*addresses, *seconds, *written]
+    columns = [*addresses, *seconds, *written]
     if gated:
-        everything.insert(len(rows) + len(seconds) + heads, 0)
-    table = np.empty((len(offsets), len(everything) + 2), np.int64)
-    for k, column in enumerate(everything):
+        columns.insert(len(rows) + len(seconds) + heads, 0)
+    table = np.empty((len(offsets), len(columns) + 2), np.int64)
+    for k, column in enumerate(columns):
         table[:, k] = column
     table[:, -2] = _lengths(members, segments.lengths)
-    own = layers[0][0].dim() > 2
-    table[:, -1] = np.repeat(np.arange(members), len(segments.lengths)) if own else 0
+    by_member = layers[0][0].dim() > 2
+    table[:, -1] = np.repeat(np.arange(members), len(segments.lengths)) if by_member else 0
     plain = [(w.contiguous(), b.contiguous()) for w, b in layers]
-    sizes = [(w.shape[-2] * w.shape[-1], b.shape[-1]) if own else (0, 0) for w, b in plain]
-    network = np.array([(w.data_ptr(), b.data_ptr(), *s) for (w, b), s in zip(plain, sizes, strict=True)], np.int64)
+    sizes = [(w.shape[-2] * w.shape[-1], b.shape[-1]) if by_member else (0, 0) for w, b in plain]
+    weights = np.array([(w.data_ptr(), b.data_ptr(), *s) for (w, b), s in zip(plain, sizes, strict=True)], np.int64)
     # A row for each piece.
-    given = [
+    of_tensors = [
         None if x is None else np.ascontiguousarray(x.swapaxes(-1, -2), np.float32) for x in (factors, context, logs)
     ]
-    call.scaled, call.context = [0 if x is None else x.shape[-1] for x in given[:2]]
+    call.scaled, call.context = [0 if x is None else x.shape[-1] for x in of_tensors[:2]]
     failed = native_library().network(
         ctypes.addressof(call),
         table.ctypes.data,
         len(table),
-        *[None if x is None else x.ctypes.data for x in given],
-        network.ctypes.data,
-        members if own else 1,
+        *[None if x is None else x.ctypes.data for x in of_tensors],
+        weights.ctypes.data,
+        members if by_member else 1,
     )
     if failed:
         raise MemoryError("the compiled network ran out of memory")
-    return found
+    return result
 
 
 @lru_cache(maxsize=256)
@@ -252,9 +218,3 @@ def _offsets(members: int, lengths: tuple[int, ...], stride: int | None = None) 
 @lru_cache(maxsize=256)
 def _lengths(members: int, lengths: tuple[int, ...]) -> np.ndarray:
     return np.tile(np.array(lengths, np.int64), members)
-
-
-@lru_cache(maxsize=256)
-def _sizes(lengths: tuple[int, ...]) -> np.ndarray:
-    """The feature "log_size"."""
-    return np.log10(np.array(lengths)) / 3 - 1

@@ -10,7 +10,7 @@ import torch
 from learned_samplers import SGHMC
 from learned_samplers.base.matrices import state_lengths
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.kinetic import KineticSettings, l2e_kinetic_rule
 from learned_samplers.learned.l2e import L2ESettings, l2e_rule
 from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule

@@ -5,9 +5,18 @@ import math
 import pytest
 import torch
 
-from learned_samplers.base.matrices import directions, flat_states, renew_roots_, state_lengths, update_covariances_
+from learned_samplers.base.matrices import (
+    as_matrices,
+    directions,
+    flat_states,
+    renew_roots_,
+    state_lengths,
+    update_covariances_,
+)
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import AVERAGE_DECAYS, FEATURE_SETS, Scales, features, update_averages
+from learned_samplers.learned.averages import update_averages
+from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS
+from learned_samplers.learned.features import Features, Run, features
 
 LENGTHS = (12, 1, 30, 7)
 SHAPES = ((3, 4), (1,), (5, 3, 2), (7,))
@@ -31,7 +40,7 @@ def seen_by(state, name):
     if FEATURE_SETS[name].matrix:
         ahead = 0.9 * state["averages"][2] + 0.1 * state["gradient"]
         kept = flat_states(state["whitening"], SEGMENTS)
-        rows = directions(SEGMENTS.as_matrices(ahead), kept, SEGMENTS.as_matrices(state["parameter"]))
+        rows = directions(as_matrices(ahead, SEGMENTS), kept, as_matrices(state["parameter"], SEGMENTS))
         own["direction"] = torch.cat([row.flatten() for row in rows])
     return own
 
@@ -43,7 +52,7 @@ def rms(x):
 def whitening_of(gradients):
     kept = gradients[0].new_zeros(sum(state_lengths(SEGMENTS)))
     for gradient in gradients:
-        update_covariances_(flat_states(kept, SEGMENTS), SEGMENTS.as_matrices(gradient))
+        update_covariances_(flat_states(kept, SEGMENTS), as_matrices(gradient, SEGMENTS))
     for step in range(10):
         renew_roots_(flat_states(kept, SEGMENTS), step)
     return kept
@@ -166,7 +175,9 @@ def test_leading_axes_and_windows_give_the_same_features(state, name):
     alone = features(**{k: v[1, 2] for k, v in batch.items()}, segments=SEGMENTS, feature_set=name, **context)
     torch.testing.assert_close(x[1, 2], alone, rtol=1e-12, atol=1e-12)
     momentum = batch.pop("momentum")
-    scales = Scales(**batch, segments=SEGMENTS, named=FEATURE_SETS[name], **context).with_momentum(momentum)
+    direction, run = batch.pop("direction", None), Run(LR, NUM_DATA, STEP + 1)
+    scales = Features(**batch, segments=SEGMENTS, feature_set=FEATURE_SETS[name], run=run).with_momentum(momentum)
+    scales.direction = direction
     for width in (1, 5, 13, 49):
         pieces = [scales.window(a, min(a + width, SEGMENTS.total)) for a in range(0, SEGMENTS.total, width)]
         torch.testing.assert_close(torch.cat(pieces, -1), x, rtol=1e-12, atol=1e-12)

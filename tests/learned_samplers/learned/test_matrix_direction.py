@@ -11,7 +11,7 @@ import learned_samplers
 from learned_samplers import AdaptedSGHMC
 from learned_samplers.base import matrices
 from learned_samplers.base.matrices import orthogonal
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.network import build_network
 from tests.learned_samplers.learned.flat_keywords import L2E

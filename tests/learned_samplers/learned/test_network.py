@@ -3,14 +3,7 @@
 import pytest
 import torch
 
-from learned_samplers.learned.network import (
-    apply_network,
-    build_network,
-    flatten,
-    layers_of,
-    shapes_of,
-    unflatten,
-)
+from learned_samplers.learned.network import apply_network, build_network, flatten, layers_of, shapes_of, unflatten
 
 
 def test_apply_network_is_the_module_on_each_coordinate():

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from dataclasses import fields
 
 import pytest
 import torch
 from torch import nn
 
+from learned_samplers.base.settings import settings_of
 from learned_samplers.learned import weights
+from learned_samplers.learned.averages import update_averages
 from learned_samplers.learned.cards import registered
-from learned_samplers.learned.features import feature_set_named, update_averages
+from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.kinetic import KineticSettings
 from learned_samplers.learned.l2e import L2ESettings
-from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings
 from learned_samplers.learned.network import build_network, check_forward, layers_of
-from learned_samplers.learned.preconditioned import PreconditionedSettings
 from learned_samplers.learned.sampler import REGISTRY
 from tests.learned_samplers.learned.cases import make_card, make_network, network, parameter, rewrite_card
 from tests.learned_samplers.learned.flat_keywords import L2E, KineticL2E, MetaSGMCMC, PrecondL2E
@@ -37,80 +36,144 @@ def a_layer_twice():
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), same, nn.ReLU(), same)
 
 
-@pytest.mark.parametrize("name", REGISTRY)
-def test_every_setting_out_of_range_or_of_a_wrong_type_is_named(name):
-    settings = REGISTRY[name].settings_class
-    for each in fields(settings):
-        for bad in ("no such", NAN, [1], *(() if each.name == "curl_offset" else (-1.0,))):
-            with pytest.raises((ValueError, TypeError), match=each.name):
-                settings(**{each.name: bad})
+# ------------------------------------------------------------------ settings, from their declarations
+
+#: Values that a check refuses, by its name.
+BAD = {
+    "number": ("no such", NAN, [1], True),
+    "non_negative": ("no such", NAN, [1], True, -1.0),
+    "positive": ("no such", NAN, [1], True, -1.0, 0.0),
+    "fraction": ("no such", NAN, [1], True, -0.5, 1.5),
+    "integer": ("no such", NAN, [1], True, 1.5, 0),
+    "truth": ("no such", NAN, [1], 1, None),
+    "one_of": ("no such", NAN, [1], 0, True),
+    "_at_least_one": ("no such", NAN, [1], True, 0.5),
+}
+SETTINGS = [
+    (settings, name, value)
+    for settings in (sampler.settings_class for sampler in REGISTRY.values())
+    for name, declared in settings_of(settings).items()
+    for value in BAD[getattr(declared.check, "func", declared.check).__name__]
+]
+
+
+@pytest.mark.parametrize(("settings", "name", "value"), SETTINGS)
+def test_every_setting_out_of_range_or_of_a_wrong_type_is_named(settings, name, value):
+    with pytest.raises((ValueError, TypeError), match=name):
+        settings(**{name: value})
+
+
+# ------------------------------------------------------------------ arguments, networks, contradictions
+
+
+def make(cls, **keywords):
+    """The call of a constructor; a row needs only what is wrong."""
+    return lambda: cls([parameter()], **{"network": None, "lr": 0.1, "num_data": 10, **keywords})
+
+
+def sequential(*layers):
+    return lambda: layers_of(nn.Sequential(*layers))
 
 
 @pytest.mark.parametrize(
-    ("cls", "keywords", "error", "named"),
+    ("call", "error", "words"),
     [
-        *((cls, {"lr": None}, ValueError, "lr") for cls in (L2E, KineticL2E, MetaSGMCMC, PrecondL2E)),
-        (L2E, {"num_data": None}, TypeError, "num_data"),
-        (L2E, {"num_data": "many"}, TypeError, "num_data"),
-        (L2E, {"num_data": NAN}, ValueError, "num_data"),
-        (L2E, {"network": 3}, TypeError, "network"),
-        (L2E, {"network": "no-such-weights"}, ValueError, "no-such-weights"),
-        (L2E, {"network": "nowhere/l2e.safetensors"}, FileNotFoundError, "nowhere"),
-        (L2E, {"network": nn.ReLU()}, ValueError, "network"),
-        (L2E, {"network": network("adaptive")}, ValueError, "network"),
-        (L2E, {"network": network(outputs=1)}, ValueError, "network"),
-        (L2E, {"network": not_finite()}, ValueError, "network"),
-        (L2E, {"momentum_decay": 0.0}, ValueError, "momentum_decay"),
-        (L2E, {"momentum_init": "ones"}, ValueError, "momentum_init"),
-        (L2E, {"settings": {"friction": "algorithm2"}}, ValueError, "friction"),
-        (L2E, {"settings": {"noise_multiplier": 1.0}}, ValueError, "noise_multiplier"),
-        (L2E, {"form": "paper", "num_data_in_training": 9.0}, ValueError, "num_data_in_training"),
-        (L2E, {"attenuated": True}, ValueError, "attenuated"),
-        (L2E, {"total_steps": 10}, ValueError, "total_steps"),
-        (L2E, {"gated": True, "form": "paper"}, ValueError, "gated"),
-        (L2E, {"gated": True, "normalise_output": True}, ValueError, "gated"),
-        (L2E, {"settings": {"mean_scale": 1.0}}, ValueError, "mean_scale"),
-        (L2E, {"settings": 3}, TypeError, "settings"),
-        (L2E, {"settings": KineticSettings()}, TypeError, "settings"),
-        (L2E, {"settings": L2ESettings(), "form": "residual"}, ValueError, "form"),
-        (L2E, {"settings": {"form": "paper"}, "form": "residual"}, ValueError, "form"),
-        (L2E, {"network": "l2e", "settings": L2ESettings(form="paper", feature_set="adaptive")}, ValueError, "form"),
-        (KineticL2E, {"network": network()}, ValueError, "network"),
-        (PrecondL2E, {"feature_set": "matrix"}, ValueError, "feature_set"),
-        (PrecondL2E, {"network": network("adaptive")}, ValueError, "network"),
-        (MetaSGMCMC, {"network": build_network(9, (4,))}, ValueError, "network"),
-        (MetaSGMCMC, {"network": build_network(3, (4,), zero_last=False)}, ValueError, "network"),
-    ],
-)
-def test_bad_arguments_are_named(cls, keywords, error, named):
-    with pytest.raises(error, match=named):
-        cls([torch.zeros(3, requires_grad=True)], **{"network": None, "lr": 0.1, "num_data": 10, **keywords})
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "named"),
-    [
-        (lambda: L2ESettings(total_steps=0, feature_set="matrix"), ValueError, "total_steps"),
-        (lambda: PreconditionedSettings(curl_clip=0.5), ValueError, "curl_clip"),
-        (lambda: MetaSGMCMCSettings(constant_friction=1.5), ValueError, "constant_friction"),
+        *((make(cls, lr=None), ValueError, "lr") for cls in (L2E, KineticL2E, MetaSGMCMC, PrecondL2E)),
+        (make(L2E, num_data=None), TypeError, "num_data"),
+        (make(L2E, num_data="many"), TypeError, "num_data"),
+        (make(L2E, num_data=NAN), ValueError, "num_data"),
+        (make(L2E, network=3), TypeError, "network"),
+        (make(L2E, network="no-such-weights"), ValueError, "no-such-weights"),
+        (make(L2E, network="nowhere/l2e.safetensors"), FileNotFoundError, "nowhere"),
+        (make(L2E, network=nn.ReLU()), ValueError, "network"),
+        (make(L2E, network=network("adaptive")), ValueError, "network"),
+        (make(L2E, network=network(outputs=1)), ValueError, "network"),
+        (make(L2E, network=not_finite()), ValueError, "network"),
+        (make(L2E, momentum_decay=0.0), ValueError, "momentum_decay"),
+        (make(L2E, momentum_init="ones"), ValueError, "momentum_init"),
+        (make(L2E, settings={"friction": "algorithm2"}), ValueError, "friction"),
+        (make(L2E, settings={"noise_multiplier": 1.0}), ValueError, "noise_multiplier"),
+        (make(L2E, form="paper", num_data_in_training=9.0), ValueError, "num_data_in_training"),
+        (make(L2E, attenuated=True), ValueError, "attenuated"),
+        (make(L2E, total_steps=10), ValueError, "total_steps"),
+        (make(L2E, gated=True, form="paper"), ValueError, "gated"),
+        (make(L2E, gated=True, normalise_output=True), ValueError, "gated"),
+        (make(L2E, settings={"mean_scale": 1.0}), ValueError, "mean_scale"),
+        (make(L2E, settings=3), TypeError, "settings"),
+        (make(L2E, settings=KineticSettings()), TypeError, "settings"),
+        (make(L2E, settings=L2ESettings(), form="residual"), ValueError, "form"),
+        (make(L2E, settings={"form": "paper"}, form="residual"), ValueError, "form"),
+        (make(L2E, network="l2e", settings=L2ESettings(form="paper", feature_set="adaptive")), ValueError, "form"),
+        (make(KineticL2E, network=network()), ValueError, "network"),
+        (make(PrecondL2E, feature_set="matrix"), ValueError, "feature_set"),
+        (make(PrecondL2E, network=network("adaptive")), ValueError, "network"),
+        (lambda: PrecondL2E([parameter()], 0.1, 10, network=None, form="paper"), TypeError, "form"),
+        (make(MetaSGMCMC, network=build_network(9, (4,))), ValueError, "network"),
+        (make(MetaSGMCMC, network=build_network(3, (4,), zero_last=False)), ValueError, "network"),
         (lambda: KineticSettings.given(alpha_scale=2.0), ValueError, "alpha_scale"),
         (lambda: L2ESettings.from_card({"scales": {"curl_clip": 1.0}}), ValueError, "curl_clip"),
         (lambda: L2E([{"params": [parameter()], "beta_scale": 0.3}], 0.1, 10, network=None), ValueError, "beta_scale"),
         (lambda: feature_set_named("rich"), ValueError, "feature_set"),
         (lambda: layers_of(3), TypeError, "network"),
-        (lambda: layers_of(nn.Sequential(nn.Linear(9, 4), nn.Linear(5, 2))), ValueError, "layer 1"),
-        (lambda: layers_of(nn.Sequential(nn.Linear(9, 2, bias=False))), ValueError, "layer 0"),
-        (lambda: layers_of(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))), ValueError, "layer 1 is Tanh"),
-        (lambda: layers_of(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))), ValueError, "layer 1 is Linear"),
-        (lambda: layers_of(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Dropout())), ValueError, "layer 2 is Dropout"),
+        (sequential(nn.Linear(9, 4), nn.Linear(5, 2)), ValueError, "layer 1"),
+        (sequential(nn.Linear(9, 2, bias=False)), ValueError, "layer 0"),
+        (sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), ValueError, "layer 1 is Tanh"),
+        (sequential(nn.Linear(3, 4), nn.Linear(4, 2)), ValueError, "layer 1 is Linear"),
+        (sequential(nn.Linear(3, 4), nn.ReLU(), nn.Dropout()), ValueError, "layer 2 is Dropout"),
         (lambda: layers_of(a_layer_twice()), ValueError, "layer 4"),
         (lambda: update_averages(torch.zeros(8, 3).bfloat16(), parameter(), "adaptive"), ValueError, "bfloat16"),
         (lambda: registered("SGHMC"), ValueError, "SGHMC"),
     ],
 )
-def test_bad_settings_and_networks_are_named(make, error, named):
-    with pytest.raises(error, match=named):
-        make()
+def test_bad_arguments_settings_and_networks_are_named(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+# ------------------------------------------------------------------ saved states
+
+
+def put(key, index, value):
+    """Change of one number in a saved state."""
+
+    def change(saved):
+        saved["state"][0][key].view(-1)[index] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (put("averages", -1, -1e-9), "averages of parameter .* hold negative means of squares"),
+        (put("averages", -1, NAN), "averages of parameter .* is not finite"),
+        (put("whitening", 0, -1e-9), "whitening of parameter .* holds negative variances"),
+        (put("whitening", 0, float("inf")), "whitening of parameter .* is not finite"),
+        (put("momentum", 0, NAN), "momentum of parameter .* is not finite"),
+        (lambda saved: saved["state"][0].pop("averages"), "averages"),
+        (lambda saved: saved["state"][0].update(averages=torch.zeros(2, 3)), "averages of parameter .* has shape"),
+        (lambda saved: saved["state"][0].update(averages=3), "averages of parameter .* must be a real"),
+        (lambda saved: saved["sampler"].update(network={"settings": 3}), "which network"),
+        (lambda saved: saved["sampler"].update(network={"settings": {}, "sha256": ""}), "other settings"),
+        (lambda saved: saved["sampler"]["network"].update(sha256=3), "another network"),
+    ],
+)
+def test_a_damaged_state_is_refused_before_anything_changes(change, words):
+    matrix = torch.ones(3, 2, requires_grad=True)
+    sampler = L2E([matrix], num_data=10)
+    matrix.grad = torch.ones(3, 2)
+    sampler.step()
+    saved = copy.deepcopy(sampler.state_dict())
+    saved["sampler"].pop("checksum")
+    sampler.step()
+    before = copy.deepcopy(sampler.state_dict())
+    change(saved)
+    with pytest.raises(ValueError, match=words):
+        sampler.load_state_dict(saved)
+    after = sampler.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    assert all(torch.equal(value, after["state"][0][key]) for key, value in before["state"][0].items())
+    assert torch.equal(after["sampler"]["rng"]["cpu"], before["sampler"]["rng"]["cpu"])
 
 
 # ------------------------------------------------------------------ a forward of one's own

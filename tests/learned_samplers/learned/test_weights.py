@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 import torch
 
 import pretrained
 from learned_samplers.learned import weights
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.sampler import REGISTRY
 from tests.learned_samplers.learned.cases import make_card, make_network, parameter
@@ -70,20 +73,42 @@ def test_the_same_network_gives_the_same_file_and_another_sampler_another_finger
     assert weights.card_fingerprint({**cards[0], "licence": "another"}) == first
 
 
+@pytest.mark.parametrize("full_at", ["weights", "card"])
+def test_a_disk_that_fills_leaves_the_pair_that_was_there(file, tmp_path, monkeypatch, full_at):
+    before, names = weights.load(file), sorted(path.name for path in tmp_path.iterdir())
+    written, sync = [], os.fsync
+
+    def full(descriptor):
+        written.append(descriptor)
+        if len(written) == ("weights", "card").index(full_at) + 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device \(while writing .* nothing was changed\)") as caught:
+        weights.save(file, make_network(seed=1), make_card(name="new"))
+    assert caught.value.filename == str(file if full_at == "weights" else weights.card_path(file))
+    network, card = weights.load(file)
+    assert torch.equal(network[0].weight, before[0][0].weight)
+    assert card == before[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
 @pytest.mark.parametrize("bit", [1, 2, 32, 128])
 def test_a_damaged_byte_of_a_card_is_refused_or_changes_nothing(file, bit):
     path = weights.card_path(file)
     data, card = path.read_bytes(), weights.load_card(file)
     assert card["card_sha256"] == weights.card_checksum(card)
     refused = 0
-    for i in range(len(data)):
+    positions = range(bit.bit_length() % 3, len(data), 3)
+    for i in positions:
         path.write_bytes(data[:i] + bytes([data[i] ^ bit]) + data[i + 1 :])
         try:
             assert weights.load_card(file) == card, data[max(0, i - 20) : i + 20]
         except ValueError as error:
             refused += 1
             assert path.name in str(error)  # noqa: PT017
-    assert refused > 0.8 * len(data)  # the others are blanks
+    assert refused > 0.8 * len(positions)  # the others are blanks
 
 
 # ------------------------------------------------------------------ names

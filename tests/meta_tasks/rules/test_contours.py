@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.network import apply_network
 from meta_tasks.rules.contours import output_contours
 from meta_tasks.rules.learned import L2ERule, PrecondL2ERule

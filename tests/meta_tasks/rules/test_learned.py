@@ -7,7 +7,9 @@ import torch
 
 import pretrained
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FEATURE_SETS, features, update_averages
+from learned_samplers.learned.averages import update_averages
+from learned_samplers.learned.feature_sets import FEATURE_SETS
+from learned_samplers.learned.features import features
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.network import apply_network
 from learned_samplers.learned.weights import save

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.network import apply_network, layers_of
 from meta_tasks.rules.learned import L2ERule

@@ -16,7 +16,7 @@ from learned_samplers.checks import check_sampler
 from learned_samplers.learned import weights
 from learned_samplers.learned.badge import EARNING
 from learned_samplers.learned.cards import registered, sampler_from_card
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.measures import assumption_violation, flat_states, term_contributions
 from learned_samplers.learned.sampler import LearnedSampler
 

@@ -8,23 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learned_samplers import L2E, KineticL2E, MetaSGMCMC
-from learned_samplers.base.matrices import flat_states, renew_roots_, state_lengths, update_covariances_
+from learned_samplers.base.matrices import as_matrices, flat_states, renew_roots_, state_lengths, update_covariances_
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FEATURE_SETS, feature_set_named
+from learned_samplers.learned.feature_sets import FEATURE_SETS, feature_set_named
+from learned_samplers.learned.features import CompiledFeatures, network_at
 from learned_samplers.learned.kinetic import KineticSettings, l2e_kinetic_rule
 from learned_samplers.learned.l2e import L2ESettings, l2e_rule
 from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
 from learned_samplers.learned.native import kernel
-from learned_samplers.learned.native.kernel import CompiledChain, takes
-from learned_samplers.learned.network import (
-    build_network,
-    flatten,
-    layers_of,
-    network_at,
-    shapes_of,
-    unflatten,
-    value_and_slopes,
-)
+from learned_samplers.learned.native.kernel import takes
+from learned_samplers.learned.network import build_network, flatten, layers_of, shapes_of, unflatten, value_and_slopes
 from learned_samplers.learned.preconditioned import PreconditionedSettings, l2e_precond_rule
 from tests.learned_samplers.learned.cases import meta_network, phi_of
 
@@ -71,7 +64,7 @@ def state(lengths, feature_set, leading=(), seed=1):
     if named.matrix:
         chain.append(torch.zeros(*leading, sum(state_lengths(segments))))
         states = flat_states(chain[-1], segments)
-        update_covariances_(states, segments.as_matrices(0.01 * scale * draw(*leading, total)))
+        update_covariances_(states, as_matrices(0.01 * scale * draw(*leading, total), segments))
         for step in range(10):
             renew_roots_(states, step)
     return chain
@@ -250,7 +243,7 @@ def test_who_cannot_be_served_is_known_beforehand():
         for in_place in (True, False):
             network, _ = network_at(phi, *(x.clone() if isinstance(x, torch.Tensor) else x for x in args), **run,
                                     in_place=in_place)  # fmt: skip
-            assert isinstance(network.chain, CompiledChain) == in_place
+            assert isinstance(network.chain, CompiledFeatures) == in_place
 
 
 # ------------------------------------------------------------------ values and slopes, of Kinetic-L2E and Meta-SGMCMC
@@ -283,8 +276,8 @@ def test_values_and_slopes_are_those_of_automatic_differentiation(hidden, leadin
     "sampler", [L2E, MetaSGMCMC, partial(KineticL2E, hessian="none")], ids=["l2e", "meta", "kinetic"]
 )
 def test_a_step_of_the_optimizer_runs_compiled_code(sampler, monkeypatch):
-    calls, run = [], kernel._network
-    monkeypatch.setattr(kernel, "_network", lambda *given, **how: calls.append(1) or run(*given, **how))
+    calls, run = [], kernel.network
+    monkeypatch.setattr(kernel, "network", lambda *given, **how: calls.append(1) or run(*given, **how))
     weight = torch.nn.Parameter(torch.randn(20, 30))
     weight.grad = torch.randn(20, 30)
     sampler([weight], lr=1e-3, num_data=100).step(lambda: torch.tensor(1.0))

@@ -11,7 +11,7 @@ import torch
 from experiments.meta_training.law import gaussian_law, l2e_law
 
 from learned_samplers import SGHMC
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.network import build_network
 from tests.learned_samplers.learned.flat_keywords import L2E, PrecondL2E
 

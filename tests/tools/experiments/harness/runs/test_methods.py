@@ -12,7 +12,7 @@ from experiments.harness.tuning import Tuning
 
 from learned_samplers import L2E
 from learned_samplers.learned import weights
-from learned_samplers.learned.features import feature_set_named
+from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.network import build_network
 from learned_samplers.learned.weights import META_TRAINING_FIELDS
 

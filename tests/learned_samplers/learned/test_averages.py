@@ -3,7 +3,8 @@
 import torch
 
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import feature_set_named, update_averages
+from learned_samplers.learned.averages import update_averages
+from learned_samplers.learned.feature_sets import feature_set_named
 
 D, STEPS = 400, 3000
 

@@ -9,10 +9,12 @@ import torch
 
 from learned_samplers.base.matrices import state_lengths
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FEATURE_SETS, Scales, update_averages
+from learned_samplers.learned.averages import update_averages
+from learned_samplers.learned.feature_sets import FEATURE_SETS
+from learned_samplers.learned.features import Features, NetworkOnChain, Run, network_at
 from learned_samplers.learned.l2e import L2ESettings, l2e_rule
 from learned_samplers.learned.measures import assumption_violation, output_grids, term_contributions
-from learned_samplers.learned.network import NetworkOnChain, build_network, network_at
+from learned_samplers.learned.network import build_network
 from meta_tasks.rules.learned import L2ERule
 from tests.learned_samplers.learned.cases import network, phi_of
 from tests.learned_samplers.learned.flat_keywords import keywords
@@ -103,8 +105,8 @@ def test_friction_that_beta_does_not_feel_counts_as_alpha(friction_scale):
     s, phi = state(), weights()
     found = assumption_violation(**s, **HYPER, **MORE, phi=phi, friction_scale=friction_scale)
     averages = update_averages(s["averages"], s["gradient"])
-    run = dict(lr=0.2, num_data=80.0, step=0)
-    at = NetworkOnChain(phi, Scales(s["parameter"], s["gradient"], averages, SEGMENTS, FEATURE_SETS["paper"], **run))
+    before = s["parameter"], s["gradient"], averages, SEGMENTS
+    at = NetworkOnChain(phi, Features(*before, FEATURE_SETS["paper"], Run(0.2, 80.0, 1)))
     at(s["momentum"])
 
     def alpha(momentum):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from learned_samplers.learned import network as network_code
+from learned_samplers.learned import features
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.native.kernel import ENVIRONMENT_VARIABLE, native_library
 from learned_samplers.learned.network import layers_of
@@ -87,7 +87,7 @@ def test_together_alone_and_in_pieces_are_one_update(name, monkeypatch):
     together = run(sampler_of(SETTINGS[name], torch.float64), 6)
     monkeypatch.setattr("learned_samplers.learned.sampler._AT_ONCE_ON_CPU", 1)
     alone = run(sampler_of(SETTINGS[name], torch.float64), 6)
-    monkeypatch.setattr(network_code, "_PIECE_ON_CPU", 1)
+    monkeypatch.setattr(features, "_PIECE_ON_CPU", 1)
     monkeypatch.setattr("learned_samplers.learned.sampler._AT_ONCE_ON_CPU", 50)
     assert_close(together, alone, 1e-12)
     assert_close(together, run(sampler_of(SETTINGS[name], torch.float64), 6), 1e-12)

@@ -13,7 +13,7 @@ from torch import nn
 import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
 import pretrained
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e import L2ESettings, l2e_rule
 from learned_samplers.learned.network import build_network
 from tests.harness import flat, small_data, small_network
@@ -208,5 +208,6 @@ def test_a_step_passes_few_files_and_functions():
         for p in params:
             p.grad = torch.randn_like(p)
         files, functions = passed(sampler.step)
-    assert len(files) <= 14, sorted(files)
-    assert len(functions) <= 80, sorted(functions)
+    functions = {function for function in functions if "<genexpr>" not in function}
+    assert len(files) <= 11, sorted(files)
+    assert len(functions) <= 55, sorted(functions)

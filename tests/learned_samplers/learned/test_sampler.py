@@ -91,7 +91,7 @@ def test_a_sampler_from_outside_the_package_is_made_from_its_card(own_sampler, t
 def test_names_of_learned_samplers_are_theirs_alone(own_sampler):
     with pytest.raises(TypeError, match=r"OwnSettings\.sampler must be 'Other', got 'OwnSampler'"):
         type("Other", (LearnedSampler,), {"settings_class": own_sampler.settings_class})
-    with pytest.raises(TypeError, match=r"there is a learned sampler OwnSampler already, in .*test_registry"):
+    with pytest.raises(TypeError, match=r"there is a learned sampler OwnSampler already, in .*test_sampler"):
         type("OwnSampler", (LearnedSampler,), {"settings_class": own_sampler.settings_class, "__module__": "elsewhere"})
     place = {"__module__": __name__, "__qualname__": own_sampler.__qualname__}
     again = type("OwnSampler", (own_sampler,), {"settings_class": own_sampler.settings_class, **place})

@@ -8,7 +8,8 @@ import torch
 
 from learned_samplers.base.matrices import state_lengths
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FEATURE_SETS, features
+from learned_samplers.learned.feature_sets import FEATURE_SETS
+from learned_samplers.learned.features import features
 from learned_samplers.learned.l2e import L2ESettings, l2e_rule
 from learned_samplers.learned.network import apply_network
 from tests.learned_samplers.learned.cases import network, phi_of
