@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from learned_samplers.classical.cyclical import cyclical_phase
+from learned_samplers.classical.cycles import cyclical_phase
 from learned_samplers.classical.psgld import psgld_rule
 from learned_samplers.classical.sghmc import sghmc_rule
 from meta_tasks.rules.base import SamplerRule, arguments_of

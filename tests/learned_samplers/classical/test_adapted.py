@@ -12,7 +12,7 @@ import torch
 from scipy.linalg import solve_discrete_lyapunov
 
 from learned_samplers import L2E, SGHMC, SGLD, AdaptedSGHMC, PosteriorSamples, WhitenedSGHMC
-from learned_samplers.classical.adapted_rule import adapted_rule
+from learned_samplers.classical.adapted import adapted_rule
 from tests.harness import closure_for, flat, same, small_network
 
 N = 100
@@ -84,11 +84,11 @@ def test_adaptation_and_sampling_are_one_rule():
     x, g, noise, r = torch.randn(4, 7)
     v = torch.rand(7)
     settings = dict(lr=0.1, num_data=N, temperature=1.0, momentum_decay=0.2, prior_precision=3.0)
-    *state, after = adapted_rule(x, g, noise, r, v, rate=0.25, floor=0.1, **settings)
+    *state, after = adapted_rule(x, g, noise, r, v, weight=0.25, floor=0.1, **settings)
     assert torch.equal(after, v * 0.75 + 0.25 * g * g) or torch.allclose(after, v * 0.75 + 0.25 * g * g)
     root = (0.2 / (after.sqrt() + 0.1)) ** 0.5
     assert all(torch.equal(a, b) for a, b in zip(state, adapted_rule(x, g, noise, r, root, **settings), strict=False))
-    assert torch.equal(adapted_rule(x, g, noise, r, v, rate=0.25, floor=0.1, freezes=True, **settings)[2], root)
+    assert torch.equal(adapted_rule(x, g, noise, r, v, weight=0.25, floor=0.1, freezes=True, **settings)[2], root)
 
 
 def _noise_without_the_mass(x, g, noise, r, root, **settings):

@@ -12,7 +12,7 @@ from scipy.linalg import solve_discrete_lyapunov
 from learned_samplers import AdaptedSGHMC, WhitenedSGHMC, check_sampler
 from learned_samplers.base import matrices
 from learned_samplers.classical import mass
-from learned_samplers.classical.adapted_rule import adapted_rule
+from learned_samplers.classical.adapted import adapted_rule
 from learned_samplers.classical.mass import MASSES
 from tests.harness import closure_for, same, small_network
 
@@ -206,7 +206,7 @@ def test_settling_forgets_the_vanishing_gradients_of_a_fitted_network(kind, reme
     """800 steps see gradients of 10⁻⁶, 100 settle with gradients of 1. The planted fault is to remember them for as
     long as β says: then S is √2 times too large, and the chain leaps out of what the warm-up found."""
     if remembered:
-        monkeypatch.setattr("learned_samplers.classical.adapted.REMEMBERED", remembered)
+        monkeypatch.setattr("learned_samplers.classical.mass.REMEMBERED", remembered)
     p = torch.nn.Parameter(torch.zeros(30, 2))
     warmup = lambda groups: torch.optim.SGD(groups, 1e-9)  # noqa: E731
     own = dict(warmup_steps=900, settling_share=1 / 9, mass=kind, eps=1e-5)

@@ -20,7 +20,7 @@ from experiments.harness.runs.methods import METHODS
 from experiments.harness.runs.minibatches import batches
 from experiments.harness.tuning import Choice, tune
 from learned_samplers import HMC, metrics
-from learned_samplers.classical.budget import warmup_of
+from learned_samplers.classical.warmup import warmup_of
 from meta_tasks.progress import progress
 
 CHAINS = 4  # of HMC

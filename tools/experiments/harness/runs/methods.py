@@ -35,7 +35,7 @@ from learned_samplers import (
     WhitenedSGHMC,
 )
 from learned_samplers.approximations import IVON
-from learned_samplers.classical.budget import LEAST_BUDGET, rate_of, warmup_of
+from learned_samplers.classical.warmup import LEAST_BUDGET, rate_of, warmup_of
 from learned_samplers.learned import weights
 from learned_samplers.learned.features import feature_set_named
 

@@ -22,7 +22,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from learned_samplers import metrics
-from learned_samplers.classical.cyclical import cyclical_phase
+from learned_samplers.classical.cycles import cyclical_phase
 from meta_tasks.datasets import ImageData
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from learned_samplers import AdaptedSGHMC, WhitenedSGHMC
-from learned_samplers.classical.budget import rate_of, thinning_of, warmup_of
+from learned_samplers.classical.warmup import rate_of, thinning_of, warmup_of
 
 N = 100
 
