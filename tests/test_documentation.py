@@ -1,4 +1,4 @@
-"""Every Python example of README and docs runs as it stands; a tutorial's blocks one after the other."""
+"""Every Python example of README, docs and reports runs as it stands; a tutorial's blocks one after the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from website import tutorials
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "reports").rglob("*.md"))]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
@@ -66,15 +66,15 @@ def test_the_first_page_changes_a_loop_that_runs_before_and_after():
     for kept in "-+":
         lines = [line[2:] for line in diff if line[0] in (" ", kept)]
         code = "\n".join([PRELUDE, *lines]).replace("burn_in=1000", "burn_in=50").replace("thinning=50", "thinning=20")
-        found = {}
-        exec(code, found)
-        assert ("doubt" in found) == (kept == "+")
-    assert found["doubt"].mean.shape == (5, 3)
+        names = {}
+        exec(code, names)
+        assert ("doubt" in names) == (kept == "+")
+    assert names["doubt"].mean.shape == (5, 3)
 
 
 @pytest.mark.parametrize("page", tutorials.pages(), ids=lambda page: page.stem)
 def test_tutorial(page, tmp_path, monkeypatch):
-    """It runs, prints what it says but for the digits, and makes the figures that it shows."""
+    """Run a tutorial: its output agrees with the page but for the digits, and it makes the figures shown."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tools'}")
     with matplotlib.rc_context():
         outputs = tutorials.run(page, tmp_path)
@@ -86,12 +86,12 @@ def test_tutorial(page, tmp_path, monkeypatch):
 
 
 def test_the_notebook_runs_as_it_stands(monkeypatch):
-    """All but the installation; new digits are noticed, known ones are told."""
+    """Run all cells but the installation: the network knows the digits it learned, and notices new ones."""
     cells = json.loads((ROOT / "docs/tutorials/first_posterior.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
     names: dict = {}
-    exec("\n".join(each for each in code if "%pip" not in each), names)
+    exec("\n".join(cell for cell in code if "%pip" not in cell), names)
     assert (names["doubt"].mean.argmax(1) == names["test_y"]).float().mean() > 0.95
     assert (names["strange"].epistemic > names["limit"]).float().mean() > 0.6
 
@@ -136,5 +136,5 @@ def test_linked_files_exist():
 
 
 def test_paths_of_the_layout_exist():
-    for name in ("learned_samplers", "meta_tasks", "tests", "tools", "docs", "website", "pyproject.toml", "Makefile"):
+    for name in ("learned_samplers", "meta_tasks", "tests", "tools", "docs", "reports", "website"):
         assert (ROOT / name).exists()

@@ -1,6 +1,6 @@
 """f-SVGD beside SVGD, ensembles, the bootstrap and Monte Carlo: the experiments of its paper.
 
-    python tools/function_space.py uci                     # nine regression sets; see docs/function_space.md for times
+    python tools/function_space.py uci                     # nine regression sets; times: reports/function_space.md
     python tools/function_space.py uci --preset paper
     python tools/function_space.py mnist                   # classification error
     python tools/function_space.py sine                    # a one-dimensional posterior beside HMC

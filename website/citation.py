@@ -11,12 +11,12 @@ ROOT = Path(__file__).parents[1]
 
 
 def citation(version: str, citation_file: str, changelog: str) -> str:
-    """The text of CITATION.cff for a version.
+    """Text of CITATION.cff for a version.
 
     Args:
         version: as in ``learned_samplers.__version__``.
-        citation_file: the text as it is.
-        changelog: the text whose heading "## VERSION, DATE" has the date.
+        citation_file: the present text.
+        changelog: text whose heading "## VERSION, DATE" has the date.
 
     Raises:
         ValueError: the changelog has no such heading.

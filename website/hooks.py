@@ -1,8 +1,9 @@
-"""What mkdocs does beyond its configuration: generated pages, links of names, and the check of docstrings."""
+"""Hooks of mkdocs: generated pages, reports beside them, links of names, and the check of docstrings."""
 
 from __future__ import annotations
 
 import logging
+import posixpath
 import re
 import sys
 from pathlib import Path, PurePosixPath
@@ -12,6 +13,7 @@ from mkdocs.structure.files import File
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from learned_samplers.table import SAMPLERS
 from website import pages
 
 # mkdocs counts the warnings of its own loggers, and --strict ends on them.
@@ -22,7 +24,7 @@ _FETCHED = re.compile(
 )
 _ROLE = re.compile(r":(?:func|meth|class|mod|attr):(?=<code>)")
 _NAME = re.compile(r"<code>(\w+)</code>")
-#: What a page would show as it stands in its source, because the source was meant for something else than Markdown.
+#: Markup of another language than Markdown, which a page would show as it stands.
 _BLOCK = re.compile(r"<(pre|code)\b.*?</\1>", re.DOTALL)
 _RAW = re.compile(r"<p>\s*:+\s*</p>|={6,}|``|:(?:func|meth|class|mod|attr):|~learned_samplers")
 
@@ -35,16 +37,16 @@ def leftovers(html: str) -> list[str]:
 def on_config(config: Any) -> Any:
     """Fill in the generated parts of the navigation."""
     generated = {
-        "<generated samplers>": [f"samplers/{name}.md" for name in pages.samplers()],
+        "<generated samplers>": [f"samplers/{name}.md" for name in SAMPLERS],
         "<generated reference>": [f"reference/{name}.md" for name in (*pages.REFERENCE, "integrations")],
     }
 
-    def filled(item: Any) -> Any:
-        if isinstance(item, list):
-            return [filled(each) for each in item]
-        if isinstance(item, dict):
-            return {title: filled(each) for title, each in item.items()}
-        return generated.get(item, item)
+    def filled(entry: Any) -> Any:
+        if isinstance(entry, list):
+            return [filled(part) for part in entry]
+        if isinstance(entry, dict):
+            return {title: filled(part) for title, part in entry.items()}
+        return generated.get(entry, entry)
 
     config.nav = filled(config.nav)
     return config
@@ -54,25 +56,33 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the generated pages."""
     for name in pages.without_docstring():
         log.warning("%s has no docstring", name)
-    made = {page: pages.file_page(page) for page in pages.FILES}
-    made |= {f"samplers/{name}.md": pages.sampler_page(name) for name in pages.samplers()}
-    made |= {f"reference/{name}.md": pages.reference_page(name) for name in pages.REFERENCE}
-    made["reference/integrations.md"] = pages.integrations_page()
-    for path, content in made.items():
+    contents = {page: pages.file_page(page) for page in pages.FILES}
+    contents |= {f"samplers/{name}.md": pages.sampler_page(name) for name in SAMPLERS}
+    contents |= {f"reference/{name}.md": pages.reference_page(name) for name in pages.REFERENCE}
+    contents["reference/integrations.md"] = pages.integrations_page()
+    for path, content in contents.items():
         files.append(File.generated(config, path, content=content))
+    for report in pages.reports():
+        files.append(File.generated(config, str(report.relative_to(pages.ROOT)), abs_src_path=str(report)))
     files.append(File.generated(config, "CITATION.cff", abs_src_path=str(pages.ROOT / "CITATION.cff")))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Turn links to files outside docs/ towards their pages, and put the cards where they belong."""
+    """Turn links to files outside docs/ towards their pages, fill generated tables, hide reports from the search."""
+    file = page.file.src_uri
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]  # a column with one entry
-    if page.file.src_uri == "papers.md":
-        page.meta["hide"] = ["toc"]  # four entries beside tables of six columns
-    if page.file.src_uri.startswith("tables/"):
-        page.meta["hide"] = ["navigation", "toc"]  # tables of ten columns, which stand in no menu
-    return pages.page_links(markdown, page.file.src_uri).replace("<!-- cards -->", pages.cards())
+    if not file.startswith("reports/"):
+        file = f"docs/{file}"
+    else:
+        page.meta["search"] = {"exclude": True}
+        wide = file.startswith("reports/tables/") or file == "reports/papers.md"
+        page.meta["hide"] = ["navigation", "toc"] if wide else ["navigation"]
+        index = posixpath.relpath("reports/README.md", posixpath.dirname(file))
+        markdown += f"\n\n[All reports]({index})\n"
+    markdown = pages.site_links(markdown, file)
+    return markdown.replace("<!-- cards -->", pages.cards()).replace("<!-- samplers -->", pages.sampler_table())
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
@@ -90,9 +100,9 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     html = _ROLE.sub("", html).replace("::</p>", ":</p>")
     for piece in leftovers(html):
         log.warning("%s shows %r, which was meant as something else", page.file.src_uri, piece)
-    here = PurePosixPath(page.file.src_uri)
-    up = "../" * len(here.parents[1:])
-    names = set(pages.samplers()) - {here.stem if here.parent.name == "samplers" else ""}
+    path = PurePosixPath(page.file.src_uri)
+    up = "../" * len(path.parents[1:])
+    names = set(SAMPLERS) - {path.stem if path.parent.name == "samplers" else ""}
 
     def link(match: re.Match[str]) -> str:
         name = match[1]

@@ -3,8 +3,8 @@
     python -m website.tutorials              # all of them
     python -m website.tutorials lora chains
 
-What the blocks print goes into the ``Output`` block behind them, and the figures that they save into
-docs/figures/tutorials/. The tests run the same pages, and compare what is printed but for the digits.
+The output of a block goes into the ``Output`` block behind it, and its figures into docs/figures/tutorials/. The tests
+run the same pages, and compare all that is printed but for the digits.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _BLOCK = re.compile(r'```python\n(?P<code>.*?)```\n(?:\n```text title="Output"\n
 
 
 def pages() -> list[Path]:
-    """The tutorials that have code."""
+    """Tutorials that have code."""
     return [page for page in sorted(FOLDER.glob("*.md")) if _BLOCK.search(page.read_text())]
 
 
 def run(page: Path, folder: Path) -> list[tuple[str, str]]:
-    """What each block of the page prints, and what the page says that it prints; its files go into ``folder``."""
+    """Output of each block of the page, and the output that the page shows; files go into ``folder``."""
     namespace: dict[str, object] = {"__name__": "__main__"}
-    found = []
+    outputs = []
     with contextlib.chdir(folder):
         for number, block in enumerate(_BLOCK.finditer(page.read_text())):
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
                 exec(compile(block["code"], f"{page.name}, block {number}", "exec"), namespace)
-            found.append((printed.getvalue(), block["output"] or ""))
-    return found
+            outputs.append((printed.getvalue(), block["output"] or ""))
+    return outputs
 
 
 def without_digits(text: str) -> str:
-    """The text with every number replaced by one sign, and blanks by one: what must be the same on every machine."""
+    """Text with each number replaced by one sign and blanks by one: it must be the same on every machine."""
     return " ".join(re.sub(r"[-+]?\d*\.?\d+(e[-+]?\d+)?|\binf\b", "#", text).split())
 
 
@@ -65,7 +65,7 @@ def refresh(page: Path) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("MPLBACKEND", "Agg")
-    for one in pages():
-        if not sys.argv[1:] or one.stem in sys.argv[1:]:
-            refresh(one)
-            print(one.relative_to(ROOT))
+    for page in pages():
+        if not sys.argv[1:] or page.stem in sys.argv[1:]:
+            refresh(page)
+            print(page.relative_to(ROOT))

@@ -88,7 +88,7 @@ _OUTSIDE = (
 class IVON(Sampler):
     """Trains a Gaussian over the weights, much as Adam trains the weights themselves.
 
-    Improved variational online Newton (Shen et al., ICML 2024, arXiv 2402.17641). Each weight gets a mean m (what the
+    Improved variational online Newton: each weight gets a mean m (what the
     parameters hold) and a standard deviation σ. The gradient is taken at weights drawn from that Gaussian::
 
         sampler = IVON(model.parameters(), lr=0.2, num_data=len(train_set), prior_precision=10.0)
@@ -112,7 +112,10 @@ class IVON(Sampler):
 
     The paper's effective sample size is ess = N/T and its weight decay δ = λ/N. Of all Gaussians with independent
     weights it seeks the one nearest to exp(−U/T) in KL(q‖p): on a quadratic of curvature k, m is the optimum and
-    σ² = T/(k+λ). Correlations are ignored, and one mode is seen, so that the law is heuristic.
+    σ² = T/(k+λ). Correlations are ignored, and one mode is seen, so that the law is heuristic. A flat
+    prior leaves the deviation of weights that the data do not reach to grow: give a proper one.
+
+    Source: Shen et al., Variational Learning is Effective for Large Deep Networks, ICML 2024, arXiv 2402.17641.
 
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type.

@@ -78,9 +78,9 @@ def _remove_leftovers(path: Path) -> None:
     """Remove the temporary files of a file that processes of this host left, and are dead."""
     pattern = re.compile(rf"\.{re.escape(path.name)}\.{re.escape(socket.gethostname())}\.(\d+)\.tmp")
     with contextlib.suppress(OSError):
-        for each in list(path.parent.iterdir()):
-            if (match := pattern.fullmatch(each.name)) and not _process_exists(int(match[1])):
-                each.unlink(missing_ok=True)
+        for file in list(path.parent.iterdir()):
+            if (match := pattern.fullmatch(file.name)) and not _process_exists(int(match[1])):
+                file.unlink(missing_ok=True)
 
 
 def _process_exists(pid: int) -> bool:
@@ -178,9 +178,9 @@ class FolderLock:
 
     def _sign(self, lock: filelock.BaseFileLock, before: bytes) -> bytes | None:
         """Write our name into the file; what it holds then, None where its last holder has just removed it."""
-        found = _read(self.path)
-        if found and found != before:
-            return found  # the lock is the file itself, and says whose it is in filelock's own words
+        owner = _read(self.path)
+        if owner and owner != before:
+            return owner  # the lock is the file itself, and says whose it is in filelock's own words
         owner = {"pid": self._pid, "host": socket.gethostname(), "token": os.urandom(8).hex()}
         try:
             with open(self.path, "r+b") as file:
@@ -215,8 +215,8 @@ class FolderLock:
     @property
     def held(self) -> bool:
         """Whether the lock file is (still) this one's."""
-        own = self._finalizer.alive and self._pid == os.getpid()  # a forked child has a copy, and no lock
-        return own and _read(self.path) == self._content
+        held = self._finalizer.alive and self._pid == os.getpid()  # a forked child has a copy, and no lock
+        return held and _read(self.path) == self._content
 
     def require_held(self) -> None:
         """Raise RuntimeError unless the lock is held: it was released, or its file was removed or replaced."""
@@ -276,7 +276,7 @@ def _read(path: Path) -> bytes:
 
 def _parsed(content: bytes) -> dict[str, object]:
     try:
-        found = json.loads(content)
+        record = json.loads(content)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}

@@ -84,8 +84,8 @@ class Operations:
         if not x.requires_grad:
             return x.sqrt()
         # The derivative at zero is infinite; a coordinate that never saw a gradient must not turn into NaN.
-        some = x > 0
-        return torch.where(some, torch.where(some, x, 1.0).sqrt(), 0.0)
+        positive = x > 0
+        return torch.where(positive, torch.where(positive, x, 1.0).sqrt(), 0.0)
 
     def affine(self, x, factor, offset):
         return x * factor + offset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -84,6 +85,7 @@ class ResumableOptimizer(NoisyOptimizer):
             saved["sampler"]["shapes"] = [list(p.shape) for p in everything]
             saved["sampler"]["dtypes"] = [_dtype_name(p) for p in everything]
             saved["sampler"]["weight_sums"] = resumed.weight_sums(everything)
+            saved["sampler"]["checksum"] = _checksum(saved)
         if self.replicated:
             saved["sampler"]["replicated"] = True
         waiting = [
@@ -108,8 +110,8 @@ class ResumableOptimizer(NoisyOptimizer):
         noise, state, groups, generator = self.rng_state(), self.state, self.param_groups, self.generator
         # Keys that an older state does not have keep the values of this sampler.
         filled = [
-            {**{key: value for key, value in own.items() if key in self.defaults}, **group}
-            for own, group in zip(groups, state_dict["param_groups"], strict=True)
+            {**{key: value for key, value in defaults.items() if key in self.defaults}, **group}
+            for defaults, group in zip(groups, state_dict["param_groups"], strict=True)
         ]
         try:
             if self.generator is None and "generator" in state_dict["sampler"]["rng"]:
@@ -128,18 +130,18 @@ class ResumableOptimizer(NoisyOptimizer):
         self.saved_weights = state_dict["sampler"].get("weight_sums") if self.mesh is None else None
         self._loaded()
         for key in ("num_data", "temperature", "prior_precision"):
-            values = ((_target(own, key), _target(saved, key)) for own, saved in zip(groups, filled, strict=True))
-            before, now = next((pair for pair in values if pair[0] != pair[1]), (None, None))
+            pairs = ((_target(group, key), _target(saved, key)) for group, saved in zip(groups, filled, strict=True))
+            before, now = next((pair for pair in pairs if pair[0] != pair[1]), (None, None))
             if before is not None:
                 warn(
                     f"the state was saved with {key}={now:g}, which has taken the place of {before:g}, as all "
                     "hyperparameters of a saved state do: set it in param_groups again if it is to change"
                 )
-        for there, here in zip(state_dict["sampler"].get("dtypes", ()), self._dtypes_sampled(), strict=False):
-            if here and there != here:
+        for saved, now in zip(state_dict["sampler"].get("dtypes", ()), self._dtypes_sampled(), strict=False):
+            if now and saved != now:
                 warn(
-                    f"the state was saved from {there} parameters, and these are {here}: the chain goes on with other "
-                    f"noise, not as it would have. Convert the network to {there} to resume it exactly"
+                    f"the state was saved from {saved} parameters, and these are {now}: the chain goes on with other "
+                    f"noise, not as it would have. Convert the network to {saved} to resume it exactly"
                 )
                 break
 
@@ -168,7 +170,7 @@ class ResumableOptimizer(NoisyOptimizer):
     def indexed(self, saved: dict[str, Any]) -> list[tuple[dict[str, Any], Tensor, int]]:
         """Every parameter with its group and its index in a saved state."""
         groups = zip(self.param_groups, saved["param_groups"], strict=True)
-        return [(own, p, i) for own, group in groups for p, i in zip(own["params"], group["params"], strict=True)]
+        return [(group, p, i) for group, kept in groups for p, i in zip(group["params"], kept["params"], strict=True)]
 
     def saved_names(self, group: dict[str, Any], p: Tensor) -> tuple[str, ...]:
         """Names of the state tensors that a parameter has after a step."""
@@ -181,11 +183,11 @@ class ResumableOptimizer(NoisyOptimizer):
 
     def validate_saved(self, saved: dict[str, Any]) -> None:
         """Raise ValueError unless ``saved`` is the state of this class of sampler over parameters of these shapes."""
-        own = type(self).__name__
+        ours = type(self).__name__
         header = saved.get("sampler") if isinstance(saved, dict) else None
         name = header.get("name") if isinstance(header, dict) else None
-        if name != own:
-            message = f"state_dict is of {name or 'another optimizer'}, this sampler is {own}"
+        if name != ours:
+            message = f"state_dict is of {name or 'another optimizer'}, this sampler is {ours}"
             if self.mesh is not None and header is None:
                 message += (
                     ". The helpers of torch.distributed.checkpoint.state_dict drop the noise: save the sampler itself, "
@@ -193,12 +195,14 @@ class ResumableOptimizer(NoisyOptimizer):
                 )
             raise ValueError(message)
         assert isinstance(header, dict)
+        _validate_types(header)
         self.validate_header(header)
         mine = self.generator
         device = self.param_groups[0]["params"][0].device if mine is None else mine.device
         _validate_noise(saved, own_generator=mine is not None, device=device)
         _validate_groups(self, saved)
         _validate_tensors(self, saved)
+        _validate_checksum(saved)
 
     def validate_header(self, header: dict[str, Any]) -> None:
         """Raise ValueError unless what a saved state says of its sampler fits this one; subclasses do."""
@@ -214,7 +218,7 @@ class ResumableOptimizer(NoisyOptimizer):
 
         It gives the function that does so, for an error after it.
         """
-        noise, known = (self.rng_state(), self.global_rng_state()), {p: set(state) for p, state in self.state.items()}
+        noise, names = (self.rng_state(), self.global_rng_state()), {p: set(state) for p, state in self.state.items()}
         values = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
         others = self.bookmark()
 
@@ -225,9 +229,9 @@ class ResumableOptimizer(NoisyOptimizer):
             for states in noise:
                 self.set_rng_state(states)
             for p in list(self.state):
-                for name in set(self.state[p]) - known.get(p, set()):
+                for name in set(self.state[p]) - names.get(p, set()):
                     del self.state[p][name]
-                if p not in known:
+                if p not in names:
                     del self.state[p]
 
         try:
@@ -264,9 +268,9 @@ def _validate_groups(sampler: Any, saved: dict[str, Any]) -> None:
         prior_mean.validate(sampler, means, group.get("prior_mean"), own_group["params"])
         names, own_names = group.get("param_names"), own_group.get("param_names")
         if names and own_names and list(names) != list(own_names):
-            there, here = next((a, b) for a, b in zip(names, own_names, strict=True) if a != b)
+            theirs, ours = next((a, b) for a, b in zip(names, own_names, strict=True) if a != b)
             raise ValueError(
-                f"state_dict has other parameters, or in another order: {there!r} where this one has {here!r}"
+                f"state_dict has other parameters, or in another order: {theirs!r} where this one has {ours!r}"
             )
         for key in sampler.structural:
             if group.get(key) != own_group[key]:
@@ -282,19 +286,20 @@ def _validate_shapes(sampler: Any, shapes: Any) -> None:
 
     A sampler without state tensors has nothing else by which another network's state could be told.
     """
-    own = [(sampler.name_of(g, i), tuple(p.shape)) for g in sampler.param_groups for i, p in enumerate(g["params"])]
+    groups = sampler.param_groups
+    parameters = [(sampler.name_of(g, i), tuple(p.shape)) for g in groups for i, p in enumerate(g["params"])]
     if shapes is None:
         return
-    if not isinstance(shapes, list) or len(shapes) != len(own):
-        raise ValueError(f"state_dict's shapes must be those of {len(own)} parameters, got {shapes!r:.60}")
-    for (name, shape), saved in zip(own, shapes, strict=True):
+    if not isinstance(shapes, list) or len(shapes) != len(parameters):
+        raise ValueError(f"state_dict's shapes must be those of {len(parameters)} parameters, got {shapes!r:.60}")
+    for (name, shape), saved in zip(parameters, shapes, strict=True):
         if tuple(saved) != shape:
             raise ValueError(f"state_dict has the shape {tuple(saved)} for parameter {name}, this sampler has {shape}")
 
 
 def _validate_tensors(sampler: Any, saved: dict[str, Any]) -> None:
     """Raise ValueError for a state tensor that is missing, of another name or shape, complex or not finite."""
-    own, groups = type(sampler).__name__, saved["param_groups"]
+    sampler_name, groups = type(sampler).__name__, saved["param_groups"]
     entries, waiting = saved.get("state"), saved["sampler"].get("without_state", [])
     if not isinstance(entries, dict):
         raise ValueError("state_dict must hold a dict of states")
@@ -305,10 +310,12 @@ def _validate_tensors(sampler: Any, saved: dict[str, Any]) -> None:
             may_lack = not p.requires_grad or not group.get("step") or group.get("missing_gradient") == "skip"
             may_lack = may_lack or index in waiting
             if set(entry) != expected and (entry or not may_lack):
-                other = _other_precision(p, parameter, index, saved["sampler"].get("dtypes"))
-                if other and set(entry) ^ expected == {precision.MASTER}:
-                    raise ValueError(other)
-                raise ValueError(f"state_dict holds {sorted(entry)} for {parameter}, {own} needs {sorted(expected)}")
+                reason = _other_precision(p, parameter, index, saved["sampler"].get("dtypes"))
+                if reason and set(entry) ^ expected == {precision.MASTER}:
+                    raise ValueError(reason)
+                raise ValueError(
+                    f"state_dict holds {sorted(entry)} for {parameter}, {sampler_name} needs {sorted(expected)}"
+                )
             for key, value in entry.items():
                 name = f"state_dict's {key} of {parameter}"
                 _validate_tensor(name, value, tuple(sampler.state_shape(key, p)))
@@ -341,12 +348,52 @@ def _other_precision(p: Tensor, parameter: str, index: int, dtypes: Any) -> str:
 
 def _validate_tensor(name: str, value: Any, shape: tuple[int, ...]) -> None:
     if not isinstance(value, Tensor) or not value.is_floating_point():
-        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"{name} must be a real floating-point tensor, got {kind}")
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"{name} must be a real floating-point tensor, got {got}")
     if tuple(value.shape) != shape:
         raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {shape}")
     if not sharding.all_finite(value):
         raise ValueError(f"{name} is not finite")
+
+
+#: What a saved state says of its sampler, beside the sampler's name and the generators, where it does.
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "shapes": list,
+    "dtypes": list,
+    "weight_sums": list,
+    "without_state": list,
+    "replicated": bool,
+    "checksum": int,
+}
+
+
+def _validate_types(header: dict[str, Any]) -> None:
+    """Raise ValueError unless what a saved state says of its sampler is of the types that are written."""
+    for name, expected in _TYPES.items():
+        if name in header and not isinstance(header[name], expected):
+            raise ValueError(f"state_dict's {name} must be of type {expected.__name__}, got {header[name]!r:.60}")
+
+
+def _checksum(saved: dict[str, Any]) -> int:
+    """CRC-32 of the state tensors and of the states of the generators, in order."""
+    crc = 0
+    tensors = [x for index in sorted(saved["state"]) for _, x in sorted(saved["state"][index].items())]
+    tensors += [state for _, state in sorted(saved["sampler"]["rng"].items())]
+    for x in tensors:
+        if isinstance(x, Tensor):
+            crc = zlib.crc32(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), crc)
+    return crc
+
+
+def _validate_checksum(saved: dict[str, Any]) -> None:
+    """Raise ValueError unless the tensors are those that the state was saved with; older states have no checksum."""
+    checksum = saved["sampler"].get("checksum")
+    if checksum is not None and checksum != _checksum(saved):
+        raise ValueError(
+            "state_dict's tensors are not those that were saved: the file is damaged, or the sampler has stepped since "
+            "state_dict() (copy.deepcopy it to go back to it). Delete state_dict['sampler']['checksum'] if you have "
+            "changed them on purpose"
+        )
 
 
 def _validate_noise(saved: dict[str, Any], *, own_generator: bool, device: torch.device) -> None:

@@ -143,11 +143,11 @@ class Configurable:
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        own = {name: value for name, value in vars(cls).items() if isinstance(value, dataclasses.Field)}
-        for name in own:
+        fields = {name: value for name, value in vars(cls).items() if isinstance(value, dataclasses.Field)}
+        for name in fields:
             delattr(cls, name)
         cls._declared_here = {
-            name: dataclasses.replace(value.metadata["setting"], name=name) for name, value in own.items()
+            name: dataclasses.replace(value.metadata["setting"], name=name) for name, value in fields.items()
         }
         cls.declared = _collected(cls)
         cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
@@ -198,9 +198,9 @@ def _collected(cls: type[Configurable]) -> dict[str, Setting]:
     latest: dict[str, Setting] = {}
     order: list[list[str]] = []
     for base in reversed(cls.__mro__):
-        here: dict[str, Setting] = vars(base).get("_declared_here", {})
-        order.insert(0, [name for name in here if name not in latest])
-        latest |= here
+        declared: dict[str, Setting] = vars(base).get("_declared_here", {})
+        order.insert(0, [name for name in declared if name not in latest])
+        latest |= declared
     names = [name for group in order for name in group if name not in ("params", *cls.not_taken)]
     return {name: latest[name] for name in sorted(names, key=lambda name: not latest[name].positional)}
 

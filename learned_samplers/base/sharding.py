@@ -48,7 +48,7 @@ def placements(p: Any, dims: int) -> tuple[Any, ...]:
         return tuple(p.placements)
     from torch.distributed.tensor import Shard
 
-    return tuple(Shard(each.dim + lead) if each.is_shard() else each for each in p.placements)
+    return tuple(Shard(placement.dim + lead) if placement.is_shard() else placement for placement in p.placements)
 
 
 def summed(x: Tensor, p: Any) -> Tensor:
@@ -64,11 +64,11 @@ def all_finite(x: Tensor) -> bool:
     return not anywhere(not local(x).isfinite().all(), x.device_mesh if is_sharded(x) else None)  # type: ignore
 
 
-def anywhere(here: Any, mesh: Any) -> bool:
+def anywhere(value: Any, mesh: Any) -> bool:
     """Whether something is so in one process of the mesh at least."""
     if mesh is None:
-        return bool(here)
-    flag = torch.tensor(float(bool(here)), device=mesh.device_type)
+        return bool(value)
+    flag = torch.tensor(float(bool(value)), device=mesh.device_type)
     for axis in range(mesh.ndim):
         dist.all_reduce(flag, dist.ReduceOp.MAX, group=mesh.get_group(axis))
     return bool(flag)
@@ -76,5 +76,5 @@ def anywhere(here: Any, mesh: Any) -> bool:
 
 def total(x: Tensor) -> float:
     """The sum of a tensor's elements over all processes."""
-    own = local(x).sum()
-    return (summed(own, x) if is_sharded(x) else own).item()
+    total = local(x).sum()
+    return (summed(total, x) if is_sharded(x) else total).item()

@@ -190,9 +190,9 @@ def _refuse_overlap(named: list[tuple[str, Tensor]]) -> None:
         by_storage.setdefault((tensor.device, tensor.untyped_storage().data_ptr()), []).append((name, tensor))
     for shared in by_storage.values():
         spans = sorted((*_span(tensor), name, i) for i, (name, tensor) in enumerate(shared))
-        for (_, end, one, i), (start, _, other, j) in pairwise(spans):
+        for (_, end, first, i), (start, _, second, j) in pairwise(spans):
             if start < end and _share_memory(shared[i][1], shared[j][1]):
-                raise ValueError(f"parameters {one!r} and {other!r} overlap in memory: each would be moved twice")
+                raise ValueError(f"parameters {first!r} and {second!r} overlap in memory: each would be moved twice")
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
@@ -202,10 +202,10 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size()
 
 
-def _share_memory(one: Tensor, other: Tensor) -> bool:
+def _share_memory(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors of one storage have an element in common (their spans may interleave without one)."""
-    if one.element_size() != other.element_size():
+    if first.element_size() != second.element_size():
         return True
-    taken = torch.zeros(one.untyped_storage().nbytes() // one.element_size(), dtype=torch.bool)
-    taken.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
-    return bool(taken.as_strided(other.shape, other.stride(), other.storage_offset()).any())
+    taken = torch.zeros(first.untyped_storage().nbytes() // first.element_size(), dtype=torch.bool)
+    taken.as_strided(first.shape, first.stride(), first.storage_offset()).fill_(True)
+    return bool(taken.as_strided(second.shape, second.stride(), second.storage_offset()).any())

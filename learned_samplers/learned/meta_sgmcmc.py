@@ -7,7 +7,7 @@ State z = (θ, r), H = U(θ) + ½‖r‖², and in the complete recipe (Ma, Chen
 
 so that Γ_θ = −∂Q/∂r and Γ_r = ∂Q/∂θ + ∂D/∂r, coordinate by coordinate: the law exp(−H/T) stays invariant whatever the
 networks are. With Q = f(Ũ, rᵢ), ∂Qᵢ/∂θᵢ = ∂f/∂Ũ·∂ᵢŨ, and ∂D/∂r is total: D depends on Q. Derived in
-``docs/meta_sgmcmc.md``.
+``reports/meta_sgmcmc.md``.
 
 Source: Gong, Li and Hernández-Lobato, "Meta-Learning for Stochastic Gradient MCMC", ICLR 2019.
 """
@@ -224,7 +224,7 @@ class MetaSGMCMC(LearnedSampler):
         θ ← θ + ε·(Q(u, r_new)·r_new − T·∂Q/∂r(u, r_new)),    ∂Q/∂θ = ∂Q/∂u·s_u·∇Ũ/N
 
     the paper's update with η = ε, D = A/ε, α = (1−κ)·a/ε and c = κ·a/ε. The untrained sampler (last layers zero, β = 1)
-    is `SGHMC` to rounding. Signs and corrections are derived in ``docs/meta_sgmcmc.md``; the published code has the
+    is `SGHMC` to rounding. Signs and corrections are derived in ``reports/meta_sgmcmc.md``; the published code has the
     sign of ∂Q/∂θ the other way, which moves the law.
 
     The energy Ũ is an input: ``step`` takes a closure that returns the mean loss, as the usual closure does; or, with

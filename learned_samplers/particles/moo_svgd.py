@@ -29,7 +29,7 @@ class MOOSVGD(SteinSampler):
     A particle follows the gradients of all particles with like losses, which for networks with initial weights of their
     own are gradients at other places: noise of a gradient's size. At learning rates that `MGDA` bears (beware of the
     1/M) ReLU networks can lose all their units to it, and nothing revives them: 4 particles of 30 in an epoch of
-    Multi-MNIST at lr 0.5, with or without repulsion, none at 0.2 (docs/multi_task.md). ``kernel_on="parameters"``
+    Multi-MNIST at lr 0.5, with or without repulsion, none at 0.2 (reports/multi_task.md). ``kernel_on="parameters"``
     hardly mixes gradients, for then the kernel between such networks is small.
 
     Args:

@@ -2,7 +2,7 @@
 
 The subclasses beside each architecture (`BatchedMLP`, `BatchedConvolution`, `BatchedResidual`) are written out by hand,
 because the inner loop of meta-training spends its time here: ``torch.func.vmap`` takes 1.4 times as long and
-more (docs/inner_loop.md). The tests hold them to `BatchedModule`.
+more (reports/inner_loop.md). The tests hold them to `BatchedModule`.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def gong_cnn(input_shape: InputShape, num_classes: int, *, channels: int = 16, a
 
 _aten = torch.ops.aten
 
-# Measured for networks of 4 to 16 channels on images of 14×14 and 28×28 pixels, see docs/inner_loop.md.
+# Measured for networks of 4 to 16 channels on images of 14×14 and 28×28 pixels, see reports/inner_loop.md.
 _MEMBERS_ON_CPU = 4
 _SMALL_IMAGE = 100  # pixels
 _ACTIVATION_BYTES = 3 << 20
@@ -103,7 +103,7 @@ class BatchedConvolution(BatchedNetwork):
     """P copies of `architectures.ConvNet`, plain or residual, as grouped convolutions on channels-last activations.
 
     A convolution call works on some members (a group of channels for each) and some images; the gradients of the pieces
-    add up. What pieces are fastest was measured, see docs/inner_loop.md.
+    add up. What pieces are fastest was measured, see reports/inner_loop.md.
 
     Attributes:
         members_per_call, images_per_call: size of the pieces; None takes what was fastest on this kind of device.

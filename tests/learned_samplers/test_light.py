@@ -44,7 +44,7 @@ class Hiding:
 
 sys.meta_path[:] = [Hiding(list(sys.meta_path))]
 """
-HEADLINE = re.search(r"```python\n(.*?)```", (ROOT / "docs/results.md").read_text(), re.DOTALL)
+HEADLINE = re.search(r"```python\n(.*?)```", (ROOT / "reports/results.md").read_text(), re.DOTALL)
 
 
 def run(program: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 from experiments.toys.bias import CURVES
 
 import learned_samplers
+import pretrained
+from learned_samplers.table import SAMPLERS, Entry
 from website import pages
 from website.citation import citation
 from website.hooks import leftovers
@@ -25,19 +28,52 @@ installed = pytest.mark.skipif(
 
 
 def test_every_sampler_has_a_page_with_its_rule_and_its_bias():
-    names = list(pages.samplers())
-    assert {"SGLD", "SGHMC", "HMC", "L2E", "MetaSGMCMC", "CyclicalSGMCMC"} <= set(names)
-    assert not {"Sampler", "SVGD", "IVON", "PosteriorSamples"} & set(names)
-    for name in names:
+    for name in SAMPLERS:
         page = pages.sampler_page(name)
         assert page.startswith(f"# {name}\n")
         assert f".{name}\n" in page
-        assert name in ("HMC", "CyclicalSGMCMC") or "## The rule as a pure function\n" in page, name
+        assert name in ("HMC", "CyclicalSGMCMC", "IVON") or "## The rule as a pure function\n" in page, name
         assert ("dark.png#only-dark)" in page) == (name in CURVES), name
     assert "learned_samplers.classical.sghmc.sghmc_rule" in pages.sampler_page("SGHMC")
     assert "learned_samplers.learned.l2e.l2e_rule" in pages.sampler_page("L2E")
     assert "zoo.md#l2e-paper" in pages.sampler_page("L2E")
     assert "zoo.md#kinetic-l2e); its law on Gaussians: bias" in pages.sampler_page("KineticL2E")
+
+
+def test_a_registered_sampler_has_a_page_and_a_line(monkeypatch):
+    mine = type("Mine", (learned_samplers.SGLD,), {"__doc__": "SGLD of mine.\n\nSource: nobody, 2026."})
+    monkeypatch.setitem(SAMPLERS, "Mine", Entry(mine))
+    assert pages.sampler_page("Mine").startswith("# Mine\n")
+    line = pages.sampler_table().splitlines()[-1]
+    assert line == "| [`Mine`](samplers/Mine.md) | SGLD of mine | O(h) | – | yes | yes |"
+
+
+def test_the_table_says_what_a_sampler_can_do():
+    lines = {line.split("`")[1]: line for line in pages.sampler_table().splitlines()[2:]}
+    assert list(lines) == list(SAMPLERS)
+    assert lines["HMC"].endswith("| exact | yes | yes | – |")
+    assert lines["SGNHT"].endswith("| O(h) | – | `separate=True` | – |")
+
+
+def test_every_report_is_in_the_index():
+    folder = ROOT / "reports"
+    links = set(re.findall(r"\]\(([\w/]+\.md)\)", (folder / "README.md").read_text()))
+    assert links == {str(page.relative_to(folder)) for page in folder.rglob("*.md")} - {"README.md"}
+
+
+def test_lists_of_samplers_on_pages_are_those_of_the_table():
+    """Each sampler has its paragraph and its cost, and no page spells a name in its own way."""
+    docs = ROOT / "docs"
+    paragraphs = re.findall(r"^\*\*`(\w+)`\*\* ", (docs / "which_sampler.md").read_text(), re.MULTILINE)
+    assert sorted(paragraphs) == sorted(SAMPLERS)
+    costs = re.findall(r"^\| `(\w+)", (docs / "speed.md").read_text(), re.MULTILINE)
+    assert set(costs) == set(SAMPLERS)
+    names = {name.lower(): name for name in SAMPLERS}
+    for page in [*docs.rglob("*.md"), *(ROOT / "reports").rglob("*.md")]:
+        for cell in re.findall(r"(?<=\| )[^|]+(?= \|)", page.read_text()):
+            word = re.match(r"`?(\w+)(?![\w-])", cell)
+            if word and word[1] not in pretrained.names():
+                assert names.get(word[1].lower(), word[1]) == word[1], f"{page.name}: {cell}"
 
 
 def test_a_docstring_without_a_source_is_refused(monkeypatch):
@@ -50,10 +86,13 @@ def test_a_docstring_without_a_source_is_refused(monkeypatch):
 
 
 def test_links_lead_to_the_pages_of_the_site():
-    assert pages.page_links("[a](../README.md#b) [c](start.md)", "results.md") == "[a](index.md#b) [c](start.md)"
-    assert pages.page_links("[a](../../CHANGELOG.md)", "how-to/tools.md") == "[a](../changelog.md)"
+    text = "[a](../README.md#b) [c](../reports/results.md#d) [e](#f)"
+    assert pages.site_links(text, "docs/start.md") == "[a](index.md#b) [c](reports/results.md#d) [e](#f)"
+    assert pages.site_links("[a](../../CHANGELOG.md)", "docs/how-to/tools.md") == "[a](../changelog.md)"
+    report = "[a](../../docs/start.md) [b](../results.md) ![c](../figures/d.png)"
+    assert pages.site_links(report, "reports/tables/uci.md") == report.replace("docs/", "")
     untouched = "[e](https://x.y/README.md)\n```text\n[f](../README.md)\n```\n"
-    assert pages.page_links(untouched, "results.md") == untouched  # code is left alone
+    assert pages.site_links(untouched, "reports/results.md") == untouched  # code is left alone
 
 
 def test_everything_in_the_reference_has_a_docstring():
@@ -65,15 +104,14 @@ def test_a_missing_docstring_is_named(monkeypatch):
     exec("class Told:\n    'It says.'\n    def silent(self): ...\ndef mute(): ...\n", vars(module))
     monkeypatch.setitem(sys.modules, "planted", module)
     monkeypatch.setitem(pages.REFERENCE, "planted", ("Planted", ("planted",)))
-    for each in (module.Told, module.mute):
-        each.__module__ = "planted"
+    for value in (module.Told, module.mute):
+        value.__module__ = "planted"
     assert list(pages.without_docstring()) == ["planted.mute", "planted.Told.silent"]
 
 
 def test_the_reference_names_all_exports():
     text = "".join(pages.reference_page(page) for page in pages.REFERENCE)
-    samplers = set(pages.samplers())
-    for name in set(learned_samplers.__all__) - samplers:
+    for name in set(learned_samplers.__all__) - set(SAMPLERS):
         where = getattr(learned_samplers, name).__module__
         assert f"::: {where}.{name}\n" in text, name
 
@@ -107,14 +145,14 @@ def test_all_integrations_are_in_the_reference():
 def test_the_bias_figures_and_their_table_are_those_of_the_command():
     made = {f"{name}_{theme}.png" for name in CURVES for theme in ("light", "dark")}
     assert {path.name for path in pages.FIGURES.iterdir()} == made
-    text = (ROOT / "docs/tables/bias.md").read_text()
+    text = (ROOT / "reports/tables/bias.md").read_text()
     assert text.startswith("`python tools/toy.py bias`\n")
     rows = [tuple(cell.strip() for cell in line.split("|")[1:3]) for line in text.splitlines() if line.startswith("| ")]
     assert rows[1:] == [(name, label) for name, curves in CURVES.items() for label in curves]
 
 
 @pytest.mark.parametrize(
-    ("html", "found"),
+    ("html", "pieces"),
     [
         ("<p>A baseline.</p><p>:</p>", ["<p>:</p>"]),
         ("<p>========  ===</p>", ["========"]),
@@ -123,15 +161,15 @@ def test_the_bias_figures_and_their_table_are_those_of_the_command():
         ("<p>a &lt;root&gt; <code>``</code></p><pre>========</pre><p>a = b:</p>", []),
     ],
 )
-def test_pieces_of_another_markup_are_found(html, found):
-    assert leftovers(html) == found
+def test_pieces_of_another_markup_are_found(html, pieces):
+    assert leftovers(html) == pieces
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
     """A copy of what the site is made of, to plant faults in."""
     folder = tmp_path_factory.mktemp("site")
-    for name in ("docs", "website", "learned_samplers", "meta_tasks", "pretrained"):
+    for name in ("docs", "reports", "website", "learned_samplers", "meta_tasks", "pretrained"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("mkdocs.yml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff"):
         shutil.copy(ROOT / name, folder)
@@ -150,9 +188,16 @@ def test_the_site_builds_strictly_and_a_planted_fault_stops_it(copy):
     assert done.returncode == 0, done.stderr
     page = (copy / "build/site/samplers/BAOA.html").read_text()
     assert '<a href="../samplers/SGHMC.html"><code>SGHMC</code></a>' in page  # names are links
+    index = json.loads((copy / "build/site/search/search_index.json").read_text())
+    locations = {document["location"].partition("#")[0] for document in index["docs"]}
+    assert "start.html" in locations
+    assert (copy / "build/site/reports/results.html").exists()
+    assert not [location for location in locations if location.startswith("reports/")]
+    assert 'href="reports/' not in (copy / "build/site/start.html").read_text().split("<article")[0]
     start = copy / "docs/start.md"
     start.write_text(
-        start.read_text() + "\n[gone](gone.md) [nowhere](results.md#nowhere) ![far](https://example.org/x.png)\n"
+        start.read_text()
+        + "\n[gone](gone.md) [nowhere](../reports/results.md#nowhere) ![far](https://example.org/x.png)\n"
     )
     done = build(copy)
     assert done.returncode != 0

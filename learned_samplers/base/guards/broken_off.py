@@ -25,6 +25,11 @@ def refuse(sampler: Any) -> None:
         )
 
 
+def dispatch_mode_is_active() -> bool:
+    """Whether a ``TorchDispatchMode`` intercepts operations, in which some raise no version of what they write."""
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
 class Attempt:
     """A step under way: what it found, to be put back if it fails.
 
@@ -50,7 +55,7 @@ class Attempt:
         None where they cannot be known: in other processes, of tensors made in ``torch.inference_mode``, and while a
         dispatch mode is active (``FlopCounterMode``, profilers), in which some operations raise no version.
         """
-        if self.sampler.mesh is not None or torch._C._len_torch_dispatch_stack():
+        if self.sampler.mesh is not None or dispatch_mode_is_active():
             return None
         kept = [tensors for _, before in self.states or () for tensors in before.values()]
         tensors = [x for state in kept for x in state.values() if isinstance(x, Tensor)]

@@ -40,20 +40,20 @@ def working_dtype(group: dict[str, Any], p: Tensor) -> torch.dtype:
 def validate(sampler: Any, group: dict[str, Any], params: list[Tensor]) -> None:
     """Raise ValueError where ``master_weights`` or the sampler cannot have the dtype of a parameter."""
     wanted = group.get("master_weights", False)
-    own = type(sampler).__name__
+    name = type(sampler).__name__
     for p in params:
         if wanted is True and p.dtype not in HALF:
             raise ValueError(f"master_weights=True is for bfloat16 and float16 parameters, got {p.dtype}")
         if p.dtype in HALF and wanted is not False and not sampler.half_precision:
             raise ValueError(
-                f"{own} cannot sample parameters of {p.dtype}: it evaluates the loss beside the present weights, which "
-                "rounding moves. Keep float32 parameters and compute under torch.autocast"
+                f"{name} cannot sample parameters of {p.dtype}: it evaluates the loss beside the present weights, "
+                "which rounding moves. Keep float32 parameters and compute under torch.autocast"
             )
         if p.dtype == torch.float16 and wanted is False:
             small = float(group.get("eps", 1.0))
             if sampler.needs_master_in_float16 or torch.tensor(small, dtype=torch.float16) == 0:
                 raise ValueError(
-                    f"master_weights=False: {own} divides by numbers that are 0 in float16, and gives nan; "
+                    f"master_weights=False: {name} divides by numbers that are 0 in float16, and gives nan; "
                     "leave master_weights at None, which keeps float32 copies"
                 )
 
@@ -78,13 +78,13 @@ def on_masters(sampler: Any, evaluation: Any) -> Iterator[None]:
                     inputs.gradients[i] = inputs.gradients[i].float()
                     for values in inputs.per_parameter.values():
                         values[i] = values[i].float()
-                    swapped.append(put_in_place(sampler, p))
+                    put_in_place(sampler, p, swapped)
         yield
-    except BaseException:  # no parameter may stay in float32, and what was written is not taken over
-        for p, own in swapped:
-            p.data = own
+        swap_out(swapped)
+    except BaseException:  # also an interruption of the two: no parameter may stay in float32
+        for p, memory in swapped:
+            p.data = memory
         raise
-    swap_out(swapped)
 
 
 def without_autocast(groups: Sequence[dict[str, Any]]) -> AbstractContextManager[Any]:
@@ -96,21 +96,19 @@ def without_autocast(groups: Sequence[dict[str, Any]]) -> AbstractContextManager
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
-def put_in_place(sampler: Any, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Put one parameter's master, made if there is none, in its place; the parameter and its own memory."""
-    state, own = sampler.state[p], p.data
+def put_in_place(sampler: Any, p: Tensor, swapped: list[tuple[Tensor, Tensor]]) -> None:
+    """Put one parameter's master, made if there is none, in its place; note the parameter and its own memory first."""
+    state = sampler.state[p]
     state[MASTER] = _follow(p, state.get(MASTER))
+    swapped.append((p, p.data))
     p.data = state[MASTER]
-    return p, own
 
 
 def swap_out(swapped: list[tuple[Tensor, Tensor]]) -> None:
     """Give the parameters their own memory back, with the masters' values rounded."""
-    try:
-        masters = [p.data for p, _ in swapped]
-    finally:
-        for p, own in swapped:
-            p.data = own
+    masters = [p.data for p, _ in swapped]
+    for p, memory in swapped:
+        p.data = memory
     for (p, _), master in zip(swapped, masters, strict=True):
         p.copy_(master)
 

@@ -90,13 +90,13 @@ def are_replicas(mode: str, params: list[Tensor]) -> bool:
     wanted = {id(p) for p in params}
     # By the type: isinstance would ask the objects themselves, among them lazy ones.
     modules = (x for x in gc.get_objects() if issubclass(type(x), torch.nn.parallel.DistributedDataParallel))
-    found = any(id(p) in wanted for module in modules for p in module.parameters())
-    if not found and gc.get_freeze_count():
+    replicated = any(id(p) in wanted for module in modules for p in module.parameters())
+    if not replicated and gc.get_freeze_count():
         raise RuntimeError(
             "after gc.freeze() nobody can see whether DistributedDataParallel holds the parameters of this sampler: "
             "give it distributed='replicated' or 'independent'"
         )
-    return found
+    return replicated
 
 
 def writes(sampler: Any) -> bool:
@@ -118,10 +118,10 @@ def _agree(sampler: Any, params: list[Tensor]) -> None:
             devices. Nothing has changed then.
         RuntimeError: the processes are at other steps, hold other weights, or not all have a generator.
     """
-    own = type(sampler).__name__
+    name = type(sampler).__name__
     if sampler.reads_loss:
         raise ValueError(
-            f"{own} reads the loss, and each process has that of its own data: it cannot run as replicas. Give every "
+            f"{name} reads the loss, and each process has that of its own data: it cannot run as replicas. Give every "
             "process all data and a chain of its own, with distributed='independent' and without "
             "DistributedDataParallel"
         )
@@ -154,8 +154,8 @@ def _from_first(value: Tensor, device: torch.device | str, group: Any = None) ->
 
 def _extremes(values: list[float], device: torch.device, group: Any = None) -> tuple[Tensor, Tensor]:
     """The largest and the smallest of each value over the processes (of a group)."""
-    own = torch.tensor(values, dtype=torch.float64)
-    both = torch.cat([own, -own])
+    numbers = torch.tensor(values, dtype=torch.float64)
+    both = torch.cat([numbers, -numbers])
     if "nccl" in dist.get_backend(group):
         both = both.to(device)
     dist.all_reduce(both, dist.ReduceOp.MAX, group=group)

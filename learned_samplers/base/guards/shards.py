@@ -33,24 +33,24 @@ def mesh_of(sampler: Any, listed: Sequence[Any]) -> Any:
         TypeError: the sampler cannot have sharded parameters.
         ValueError: they do not lie on one mesh, or in a way that cannot be sampled.
     """
-    known = sampler.mesh
+    mesh = sampler.mesh
     for i, entry in enumerate(listed):
         name, p = entry if isinstance(entry, tuple) else (f"params[{i}]", entry)
         if not is_sharded(p):
             continue
-        own, parameter = type(sampler).__name__, f"parameter {name!r} is a DTensor"
+        class_name, parameter = type(sampler).__name__, f"parameter {name!r} is a DTensor"
         if reason := sampler.not_sharded:
-            raise TypeError(f"{own} cannot sample sharded parameters ({parameter}): {reason}")
+            raise TypeError(f"{class_name} cannot sample sharded parameters ({parameter}): {reason}")
         if sampler.distributed == "independent":
             raise ValueError(f"distributed='independent': {parameter}, whose parts belong to one chain")
-        if known is None and sampler.param_groups:
+        if mesh is None and sampler.param_groups:
             raise ValueError(f"{parameter}, and those of the first group are not: give sharded parameters first")
-        if known is not None and p.device_mesh != known:
-            raise ValueError(f"{parameter} on another device mesh ({p.device_mesh}) than those before ({known})")
+        if mesh is not None and p.device_mesh != mesh:
+            raise ValueError(f"{parameter} on another device mesh ({p.device_mesh}) than those before ({mesh})")
         if not all(placement.is_shard() or placement.is_replicate() for placement in p.placements):
             raise ValueError(f"{parameter} of placements {p.placements}; each must be Shard or Replicate")
-        known = p.device_mesh
-    return known
+        mesh = p.device_mesh
+    return mesh
 
 
 class LocalParts:
@@ -99,8 +99,8 @@ def on_parts(sampler: Any, evaluation: Any = None) -> Iterator[None]:
     seed = int(torch.randint(2**62, (), generator=sampler.generator, device=sampler.generator.device))
     try:
         sampler.parts = LocalParts(seed, owners, sampler.mesh)
-        given = {parts[p]: {name: local(x) for name, x in own.items()} for p, own in state.items()}
-        sampler.state = defaultdict(dict, {part: dict(own) for part, own in given.items()})
+        before_step = {parts[p]: {name: local(x) for name, x in tensors.items()} for p, tensors in state.items()}
+        sampler.state = defaultdict(dict, {part: dict(tensors) for part, tensors in before_step.items()})
         for group, params, means in kept:
             group["params"] = [parts[p] for p in params]
             group["prior_mean"] = means if means is None else [local(mean) for mean in means]
@@ -108,10 +108,10 @@ def on_parts(sampler: Any, evaluation: Any = None) -> Iterator[None]:
             inputs.gradients = [_gradient(g, p) for g, p in zip(inputs.gradients, inputs.params, strict=True)]
             inputs.params = [parts[p] for p in inputs.params]
         yield
-        for part, own in sampler.state.items():
+        for part, tensors in sampler.state.items():
             p = owners[part]
-            for name, x in own.items():  # in one order everywhere
-                if x is not given.get(part, {}).get(name):  # new, or another tensor than before
+            for name, x in tensors.items():  # in one order everywhere
+                if x is not before_step.get(part, {}).get(name):  # new, or another tensor than before
                     state[p][name] = _like_parameter(x, p) if is_sharded(p) else x
     except BaseException:
         sampler.generator.set_state(before)
@@ -136,7 +136,9 @@ def make_state(sampler: Any) -> None:
                 if not sampler.parts.owners[p].requires_grad:
                     continue
                 # As in a step: the state of half-precision parameters is made from their float32 copies.
-                swapped = [put_in_place(sampler, p)] if has_master(group, p) else []
+                swapped: list[tuple[Tensor, Tensor]] = []
+                if has_master(group, p):
+                    put_in_place(sampler, p, swapped)
                 try:
                     for name in sampler.saved_names(group, p):
                         sampler.state_of(group, p, name)

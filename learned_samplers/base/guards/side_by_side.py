@@ -11,10 +11,10 @@ from torch import Tensor
 KINDS = {"stacked": "separate=False", "separate": "separate=True"}
 
 
-def mark(params: Iterable[Tensor], kind: str) -> None:
+def mark(params: Iterable[Tensor], layout: str) -> None:
     """Note how networks lie in these parameters."""
     for p in params:
-        p.side_by_side = kind  # type: ignore[attr-defined]
+        p.side_by_side = layout  # type: ignore[attr-defined]
 
 
 def is_stacked(p: Any) -> bool:
@@ -26,11 +26,11 @@ def refuse(sampler: Any, listed: Sequence[Any]) -> None:
     """Raise TypeError if the sampler would mix the networks of a new group of tensors or (name, tensor) pairs."""
     for i, entry in enumerate(listed):
         name, p = entry if isinstance(entry, tuple) else (f"params[{i}]", entry)
-        kind = getattr(p, "side_by_side", None)
-        if kind is not None and kind not in sampler.side_by_side:
-            instead = [f"take Chains(..., {KINDS[other]})" for other in sampler.side_by_side]
+        layout = getattr(p, "side_by_side", None)
+        if layout is not None and layout not in sampler.side_by_side:
+            instead = [f"take Chains(..., {KINDS[layout_taken]})" for layout_taken in sampler.side_by_side]
             raise TypeError(
-                f"{type(sampler).__name__} would mix the chains of Chains(..., {KINDS[kind]}), of which parameter "
+                f"{type(sampler).__name__} would mix the chains of Chains(..., {KINDS[layout]}), of which parameter "
                 f"{name!r} is: {' or '.join(instead) or 'take another sampler'}"
             )
 

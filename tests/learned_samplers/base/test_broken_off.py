@@ -10,11 +10,19 @@ import copy
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
-from learned_samplers import PosteriorSamples
+from learned_samplers import SGHMC, PosteriorSamples
+from learned_samplers.base.guards import broken_off, precision
 from tests.harness import SAMPLERS, closure_for, flat, same, small_network
 from tests.learned_samplers.particles.particle_problems import EVERY as PARTICLES
 from tests.learned_samplers.particles.particle_problems import energies, parameter
+
+
+@pytest.fixture
+def versions_are_raised(monkeypatch):
+    """`FailsAt` raises the versions that torch forgets beneath a mode, so that they may be relied on."""
+    monkeypatch.setattr(broken_off, "dispatch_mode_is_active", lambda: False)
 
 
 class OutOfMemory(BaseException):
@@ -104,6 +112,7 @@ CASES += [("bfloat16", "SGHMC", 0), ("bfloat16", "L2E", 5), ("prior_mean", "SGHM
 
 
 @pytest.mark.parametrize(("setting", "name", "steps"), CASES)
+@pytest.mark.usefixtures("versions_are_raised")
 def test_a_step_in_which_one_operation_fails(setting, name, steps):
     model, sampler, closure = _chain(name, setting)
     for _ in range(steps):
@@ -114,6 +123,7 @@ def test_a_step_in_which_one_operation_fails(setting, name, steps):
 
 @pytest.mark.parametrize("base", [None, torch.optim.Adam])
 @pytest.mark.parametrize("name", PARTICLES)
+@pytest.mark.usefixtures("versions_are_raised")
 def test_a_step_of_particles_in_which_one_operation_fails(name, base):
     x = parameter(4, 2)
     sampler = PARTICLES[name]([x], 0.1, base_optimizer=base)
@@ -121,6 +131,7 @@ def test_a_step_of_particles_in_which_one_operation_fails(name, base):
     assert 3 < tried > marked
 
 
+@pytest.mark.usefixtures("versions_are_raised")
 def test_half_a_step_is_not_saved_and_a_copy_of_it_is_marked_too():
     model, sampler, closure = _chain("SGHMC", "plain")
     posterior = PosteriorSamples(model, sampler)
@@ -144,3 +155,42 @@ def test_half_a_step_is_not_saved_and_a_copy_of_it_is_marked_too():
     sampler.step(closure)
     assert len(posterior) == 2
     assert posterior.state_dict()["progress"]["last_step"] == 2
+
+
+def test_a_step_that_fails_inside_of_a_dispatch_mode_is_seen(monkeypatch):
+    """`_foreach_` operations raise no version there, so that nothing shows what an update has written."""
+    p = torch.ones(3, requires_grad=True)
+    sampler = SGHMC([p], 0.1, 10)
+    p.grad = torch.ones(3)
+    rule = sampler.rule
+
+    def fails(*tensors, **settings):
+        rule(*tensors, **settings)
+        raise OutOfMemory
+
+    monkeypatch.setattr(SGHMC, "rule", staticmethod(fails))
+    with FlopCounterMode(display=False), pytest.raises(OutOfMemory):
+        sampler.step()
+    assert not torch.equal(p, torch.ones(3))
+    assert sampler.broken_off
+
+
+@pytest.mark.parametrize("interrupted", ["put_in_place", "swap_out"])
+def test_parameters_in_half_precision_stay_so_when_their_masters_are_interrupted(interrupted, monkeypatch):
+    params = [torch.ones(3, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]
+    sampler = SGHMC(params, 0.1, 10)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    original, calls = getattr(precision, interrupted), []
+
+    def interrupt(*arguments):
+        original(*arguments) if interrupted == "put_in_place" else None
+        calls.append(0)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(precision, interrupted, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        sampler.step()
+    assert all(p.dtype == torch.bfloat16 for p in params)
+    assert sampler.broken_off is (interrupted == "swap_out")

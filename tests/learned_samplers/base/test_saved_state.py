@@ -131,6 +131,7 @@ def test_noise_of_a_gpu_that_is_not_there_cannot_be_resumed_silently():
     sampler = SGLD([torch.zeros(3, requires_grad=True)], 0.1, 10)
     saved = sampler.state_dict()
     saved["sampler"]["rng"]["cuda:0"] = torch.zeros(16, dtype=torch.uint8)
+    del saved["sampler"]["checksum"]
     with pytest.warns(UserWarning, match="noise of cuda:0"):
         sampler.load_state_dict(saved)
 
@@ -267,3 +268,40 @@ def test_a_state_without_the_weights_that_were_saved_with_it_warns_at_the_next_s
         chain = resume(other)
         other.load_state_dict(weights)
         chain.step(closure_for(other, chain))
+
+
+@pytest.mark.parametrize("name", ["SGHMC", "L2E", "AdaptedSGHMC-matrix", "HMC"])
+def test_one_flipped_bit_of_a_saved_tensor_is_refused_and_changes_nothing(name):
+    _, sampler, unchanged = running(name)
+    state = copy.deepcopy(sampler.state_dict())
+    tensors = [x for tensors in state["state"].values() for x in tensors.values()]
+    for x in [*tensors, *state["sampler"]["rng"].values()]:
+        flat = x.contiguous().view(-1).view(torch.uint8)
+        flat[len(flat) // 2] ^= 1
+        with pytest.raises(ValueError, match=r"damaged|is not finite|random"):
+            sampler.load_state_dict(state)
+        flat[len(flat) // 2] ^= 1
+    assert unchanged()
+    sampler.load_state_dict(state)
+
+
+def test_a_state_of_a_sampler_that_has_stepped_since_is_refused_and_an_older_one_without_a_checksum_loads():
+    model, sampler, _ = running("SGHMC")
+    state = sampler.state_dict()
+    sampler.step(closure_for(model, sampler))
+    with pytest.raises(ValueError, match="deepcopy"):
+        sampler.load_state_dict(state)
+    del state["sampler"]["checksum"]
+    sampler.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["shapes", "dtypes", "weight_sums", "without_state", "replicated", "checksum"])
+@pytest.mark.parametrize("value", [None, "x", 1.5])
+def test_what_a_state_says_of_its_sampler_is_checked_before_anything_changes(name, value):
+    _, sampler, unchanged = running("SGHMC")
+    state = copy.deepcopy(sampler.state_dict())
+    state["param_groups"][0]["lr"] = 0.7
+    state["sampler"][name] = value
+    with pytest.raises(ValueError, match=f"state_dict's {name} must be of type"):
+        sampler.load_state_dict(state)
+    assert unchanged()

@@ -18,5 +18,5 @@ first run:
 5. **The last two rows** were added on 27 November 2026, after thirteen rows of the first seed had been seen: the
    sampler that the pages recommend, as it comes, and five chains in the place of five cycles.
 
-To be deleted when docs/results.md quotes no numbers of it.
+To be deleted when reports/results.md quotes no numbers of it.
 """

@@ -10,8 +10,8 @@ the first fifth. *Distance*: total variation between predictive distributions, t
 between the masses in 200 bins of width 0.04 standard deviations of the targets (σ is 7.5 bins). *The target*: 1.1 times
 the distance of 100 evenly spaced states of a chain of HMC from the average of the other three. (All states of a chain
 were the first plan. On the digits HMC mixes so well that its chains then agree to 0.005, a quarter of what the first
-run of `SGHMC` had come to after 30,000 gradients; so it became what docs/results.md compares, 100 states, before other
-methods had run. The fourth and smallest rate of each method was left out later, for want of time.)
+run of `SGHMC` had come to after 30,000 gradients; so it became what reports/results.md compares, 100 states, before
+other methods had run. The fourth and smallest rate of each method was left out later, for want of time.)
 
 *Methods* each have three learning rates (a rate at an edge is extended, at most twice) and two shares of burn-in, a
 quarter and a half of the gradients so far; at each budget the pair with the smallest mean distance over three seeds is

@@ -18,5 +18,5 @@ of cyclical SGMCMC is below 0.02, while a sample alone has an NLL within 5 % of 
 **The control**: `SGHMC` at the rate at which its steps are as long (‖Δθ‖², over the second half of the first seed's
 run) as those of `L2E`.
 
-To be deleted when docs/results.md quotes no numbers of it.
+To be deleted when reports/results.md quotes no numbers of it.
 """

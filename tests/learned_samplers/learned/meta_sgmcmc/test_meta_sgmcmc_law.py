@@ -146,7 +146,7 @@ def test_gradient_noise_that_is_told_does_not_heat(told):
 
 def test_a_long_chain_does_not_drift_and_keeps_no_memory():
     """Four blocks of 4,000 steps have the same moments, and a step leaves no tensor behind. (25,000 steps a block,
-    100,000 in all, were run by hand: docs/meta_sgmcmc.md.)"""
+    100,000 in all, were run by hand: reports/meta_sgmcmc.md.)"""
     p, k, length = torch.zeros(64, 2, requires_grad=True), torch.tensor([100.0, 200.0]), 4000
     own = dict(energy_scale=100.0, gradient_scale=10.0, curl_scale=0.5, friction_scale=0.5)
     network, generator = meta_network(2, dtype=torch.float32, hidden=(8,)), torch.Generator().manual_seed(0)
