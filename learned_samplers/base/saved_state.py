@@ -326,7 +326,9 @@ def _validate_tensors(sampler: Any, saved: dict[str, Any]) -> None:
                     )
                 possible = sampler.is_possible_state({**own_group, **group}, key, sharding.local(value))
                 if sharding.anywhere(not possible, sampler.mesh):
-                    raise ValueError(f"{name} holds numbers that {own} cannot have there (negative, or too large)")
+                    raise ValueError(
+                        f"{name} holds numbers that {sampler_name} never has there (negative, or too large)"
+                    )
 
 
 def _dtype_name(p: Tensor) -> str:

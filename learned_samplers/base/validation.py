@@ -23,7 +23,10 @@ def number(name: str, value: Any) -> float:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
-    value = float(value)
+    try:
+        value = float(value)
+    except OverflowError:  # an integer beyond all floats
+        value = math.inf
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value}")
     return value
@@ -64,12 +67,18 @@ def fraction(name: str, value: Any, *, open_left: bool = False, open_right: bool
         raise ValueError(f"{name} must lie in {interval}, got {value}")
 
 
+#: The largest count: beyond it floats skip integers, and loops over it would not end.
+MOST = 2**53
+
+
 def integer(name: str, value: Any, *, least: int = 1) -> None:
-    """``value`` is an integer of at least ``least``; one of NumPy's will do."""
+    """``value`` is an integer of at least ``least`` and at most 2⁵³; one of NumPy's will do."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+    if value > MOST:
+        raise ValueError(f"{name} must be at most 2**53, got {value}")
 
 
 def truth(name: str, value: Any) -> None:

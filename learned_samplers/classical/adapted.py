@@ -12,7 +12,7 @@ from torch import Tensor
 from learned_samplers.base import validation
 from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.sampler import MomentumSampler
-from learned_samplers.base.settings import choice, setting
+from learned_samplers.base.settings import setting
 from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.classical.baoa import baoa_rule
 from learned_samplers.classical.from_adam import from_adam
@@ -124,9 +124,9 @@ class AdaptedSGHMC(WarmedUpSampler):
         shared=True,
         doc="N, the number of training points; it must be given.",
     )
-    mass: str | None = choice(
-        *MASSES,
+    mass: str | None = setting(
         default=None,
+        check=partial(validation.one_of, choices=tuple(MASSES)),
         structural=True,
         doc='"diagonal" or "matrix"; by default "matrix" with a warm-up by another optimizer: it fits faster and mixes '
         "better.",

@@ -1,14 +1,18 @@
-"""The defaults of a warm-up that a budget and a prior give."""
+"""The warm-up of AdaptedSGHMC: how long a budget and a prior make it, its phases and cycles, and how it resumes."""
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 import torch
 
-from learned_samplers import AdaptedSGHMC, WhitenedSGHMC
+from learned_samplers import L2E, AdaptedSGHMC, PosteriorSamples, WhitenedSGHMC
 from learned_samplers.classical.warmup import rate_of, thinning_of, warmup_of
+from tests.harness import closure_for, flat, small_network
+from tests.learned_samplers.classical.chains_of_adapted import DTYPES, EVERY_WARMUP, LENGTH, N, adapted, drawn
 
-N = 100
+# ---------------------------------------------------------------- how long
 
 
 @pytest.mark.parametrize(
@@ -39,19 +43,6 @@ def test_a_cold_run_that_sees_the_data_more_than_four_times_has_a_smaller_rate(o
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (dict(total_steps=100, cycle_length=200), r"total_steps.*warmup_steps=100 of a cycle_length of 200, got 100"),
-        (dict(total_steps=100, warmup_steps=100), r"total_steps.*warmup_steps=100, got 100"),
-        (dict(total_steps=12), r"total_steps.*13"),
-    ],
-)
-def test_a_budget_without_a_step_to_sample_in_is_refused(settings, said):
-    with pytest.raises(ValueError, match=said):
-        AdaptedSGHMC([torch.nn.Parameter(torch.zeros(2, 2))], num_data=N, **settings)
-
-
-@pytest.mark.parametrize(
     ("plan", "phases", "num_samples", "thinning"),
     [
         ((32, 3, 10), [7, 7, 7, 0], 7, 2),
@@ -64,14 +55,6 @@ def test_phases_give_as_many_samples_as_were_asked_for(plan, phases, num_samples
     assert thinning_of(*plan, num_samples) == thinning
     assert sum(steps // thinning for steps in phases) >= num_samples
     assert sum(steps // (thinning + 1) for steps in phases) < num_samples
-
-
-@pytest.mark.parametrize(
-    ("num_data", "error"), [(-1, ValueError), ([1], TypeError), (float("nan"), ValueError), (None, TypeError)]
-)
-def test_a_number_of_data_that_is_none_is_refused_by_its_name(num_data, error):
-    with pytest.raises(error, match="num_data"):
-        AdaptedSGHMC([torch.nn.Parameter(torch.zeros(2, 2))], num_data=num_data, total_steps=100)
 
 
 @pytest.mark.parametrize(
@@ -101,3 +84,135 @@ def test_it_settles_for_the_longest_of_its_groups_with_the_share_of_its_own_mass
     groups[0]["mass"] = "diagonal"
     chain = AdaptedSGHMC(iter(groups), 0.003, N, warmup_steps=500, temperature=0.1, warmup=WhitenedSGHMC)
     assert [group["settling_share"] for group in chain.param_groups] == pytest.approx([share] * 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "phases", "thinning"),
+    [
+        # Four fifths of it, not more than N/8 steps, down to half of it and to ten gradients.
+        (dict(total_steps=50, num_data=320), (40, None), 2),
+        (dict(total_steps=50, num_data=240), (30, None), 4),
+        (dict(total_steps=50), (25, None), 5),
+        (dict(total_steps=16), (12, None), 1),
+        (dict(total_steps=20, num_data=8), (10, None), 2),
+        (dict(total_steps=50, warmup_steps=30), (30, None), 4),
+        (dict(total_steps=46, cycle_length=16), (12, 16), 2),  # 4 + 4 + 2 of a third one that is not finished
+        (dict(total_steps=50, num_data=320, warmup=L2E), (40, None), 2),
+    ],
+)
+def test_a_budget_says_when_it_samples(settings, phases, thinning):
+    model = small_network()
+    sampler = AdaptedSGHMC(model.parameters(), **{"num_data": N, **settings})
+    group = sampler.param_groups[0]
+    assert (group["warmup_steps"], group["cycle_length"]) == phases
+    assert type(sampler.explorer.optimizer) is settings.get("warmup", WhitenedSGHMC)
+    assert (group["mass"], group["lr"]) == ("matrix", 0.003)
+    number = min(5, settings["total_steps"] - phases[0])
+    samples = PosteriorSamples(model, sampler, thinning=sampler.thinning(number))
+    assert copy.deepcopy(sampler).thinning(number) == sampler.thinning(number) == thinning
+    for _ in range(settings["total_steps"]):
+        sampler.step(closure_for(model, sampler))
+    assert len(samples) == number
+    with pytest.raises(ValueError, match="num_samples"):
+        sampler.thinning(30)
+
+
+# ---------------------------------------------------------------- phases, cycles, and resuming
+
+
+@EVERY_WARMUP
+@pytest.mark.parametrize("momentum_init", ["zero", "normal"])
+def test_a_cycle_is_a_new_sampler_on_the_weights_of_the_last_one(momentum_init, warmup):
+    models = [small_network(), small_network()]
+    generators = [torch.Generator().manual_seed(5) for _ in models]
+    own = dict(momentum_init=momentum_init, temperature=0.3)
+    ours = adapted(models[0].parameters(), warmup, generator=generators[0], cycle_length=LENGTH, **own)
+    for step in range(3 * LENGTH):
+        if step % LENGTH == 0:
+            theirs = adapted(models[1].parameters(), warmup, generator=generators[1], **own)
+        ours.step(closure_for(models[0], ours))
+        theirs.step(closure_for(models[1], theirs))
+        assert ours.is_sampling == theirs.is_sampling == (step % LENGTH >= 6)
+        assert ours.cycle == step // LENGTH
+        assert ours.step_count == step + 1
+        for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            assert torch.equal(a, b)
+    other = small_network()  # the planted fault: it goes on with its mass
+    single = adapted(other.parameters(), warmup, generator=torch.Generator().manual_seed(5), **own)
+    for _ in range(3 * LENGTH):
+        single.step(closure_for(other, single))
+    assert any(not torch.equal(a, b) for a, b in zip(models[0].parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("length", "badge", "steps", "cycles"),
+    [
+        (None, "O(h)", [*range(7, 28)], [0] * 21),
+        (LENGTH, "heuristic", [7, 8, 9, 16, 17, 18, 25, 26, 27], [0, 0, 0, 1, 1, 1, 2, 2, 2]),
+    ],
+)
+def test_samples_are_those_of_a_frozen_mass(length, badge, steps, cycles):
+    model = small_network()
+    sampler = adapted(model.parameters(), "whitened", cycle_length=length)
+    samples = PosteriorSamples(model, sampler, burn_in=0, thinning=1)
+    for _ in range(3 * LENGTH):
+        sampler.step(closure_for(model, sampler))
+    assert (samples.steps, samples.cycles) == (steps, cycles)
+    assert sampler.badge == copy.deepcopy(sampler).badge == badge
+
+
+@EVERY_WARMUP
+@DTYPES
+@pytest.mark.parametrize("mass", ["diagonal", "matrix"])
+@pytest.mark.parametrize("own_generator", [True, False])
+@pytest.mark.parametrize("done", [2, 4, 5, 8, 11])
+def test_a_chain_and_a_copy_of_it_go_on_bit_for_bit_in_each_of_its_phases(done, own_generator, mass, warmup, dtype):
+    def begin():
+        model = small_network().to(dtype)
+        generator = torch.Generator().manual_seed(2) if own_generator else None
+        own = dict(mass=mass, cycle_length=LENGTH, generator=generator)
+        return model, adapted(model.named_parameters(), warmup, **own)
+
+    def run(model, sampler, start):
+        for number in range(start, 20):
+            for i, p in enumerate(model.parameters()):
+                p.grad = p.detach() + drawn(p.shape, 10 * number + i, dtype)
+            if number == done and start == 0:
+                kept = copy.deepcopy([model.state_dict(), sampler.state_dict(), torch.get_rng_state()])
+                kept.append(copy.deepcopy((model, sampler)))
+            sampler.step()
+        return kept if start == 0 else None
+
+    model, sampler = begin()
+    torch.manual_seed(7)
+    weights, state, noise, twin = run(model, sampler, 0)
+    other, resumed = begin()
+    torch.manual_seed(8)
+    other.load_state_dict(weights)
+    resumed.load_state_dict(state)
+    run(other, resumed, done)
+    torch.set_rng_state(noise)
+    run(*twin, done)
+    assert resumed.cycle == 2
+    assert torch.equal(flat(other), flat(model))
+    assert torch.equal(flat(twin[0]), flat(model))
+
+
+def test_a_parameter_that_no_warm_up_of_the_cycle_saw_has_no_mass():
+    def chain(back):
+        """Where the second parameter is before each step; from the second cycle to ``back`` it has no gradient."""
+        p, still = (torch.nn.Parameter(torch.ones(n)) for n in (7, 3))
+        sampler = adapted([p, still], "whitened", cycle_length=LENGTH, missing_gradient="skip", prior_precision=1.0)
+        places = []
+        for step in range(2 * LENGTH + 6):
+            places.append(still.detach().clone())
+            p.grad, still.grad = drawn(7, step), None if LENGTH <= step < back else drawn(3, step)
+            sampler.load_state_dict(copy.deepcopy(sampler.state_dict()))
+            sampler.step()
+        return places
+
+    places = chain(2 * LENGTH)
+    assert all(torch.equal(places[LENGTH], each) for each in places[LENGTH : 2 * LENGTH + 1])
+    assert not torch.equal(places[LENGTH], places[-1])  # with the next warm-up it moves again
+    with pytest.raises(ValueError, match="has no mass: warmup_steps is 6 and 7 steps are over"):
+        chain(LENGTH + 7)
