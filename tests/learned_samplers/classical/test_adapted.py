@@ -138,8 +138,8 @@ def test_a_mass_that_never_stands_still_is_biased():
 def test_the_mass_follows_adams_second_moment_and_then_stops(warmup):
     """And has the prior's gradient as a floor."""
     p, twin = (torch.ones(3, requires_grad=True) for _ in range(2))
-    own = dict(warmup_steps=5, decay=0.9, prior_precision=4.0, temperature=0.25, eps=1e-5, mass="diagonal")
-    sampler = AdaptedSGHMC([p], 1e-12, N, warmup=WARMUPS[warmup], **own)
+    settings = dict(warmup_steps=5, decay=0.9, prior_precision=4.0, temperature=0.25, eps=1e-5, mass="diagonal")
+    sampler = AdaptedSGHMC([p], 1e-12, N, warmup=WARMUPS[warmup], **settings)
     adam = torch.optim.Adam([twin], 1e-12, betas=(0.9, 0.9))
     generator = torch.Generator().manual_seed(0)
     for step in range(8):

@@ -27,9 +27,9 @@ def test_while_it_explores_it_is_that_optimizer(warmup, dtype):
     def groups(model, **first):
         return [{"params": model[0].named_parameters(), **first}, {"params": model[2].named_parameters()}]
 
-    given = dict(warmup=WARMUPS[warmup], warmup_steps=8, settling_share=0.25, mass="diagonal", **common)
-    given["generator"] = generators[0]
-    sampler = AdaptedSGHMC(groups(ours, lr=0.03), 0.02, N, **given)
+    settings = dict(warmup=WARMUPS[warmup], warmup_steps=8, settling_share=0.25, mass="diagonal", **common)
+    settings["generator"] = generators[0]
+    sampler = AdaptedSGHMC(groups(ours, lr=0.03), 0.02, N, **settings)
     if warmup in ("adam", "sgd"):
         plain = WARMUPS[warmup](groups(theirs))
     else:
@@ -38,10 +38,10 @@ def test_while_it_explores_it_is_that_optimizer(warmup, dtype):
         for i, (p, q) in enumerate(zip(ours.parameters(), theirs.parameters(), strict=True)):
             p.grad = None if (step, i) == (2, 3) else drawn(p.shape, 10 * step + i, dtype)
             q.grad = None if p.grad is None else p.grad.to(q.dtype)
-        given = [p.grad for p in ours.parameters()]
+        gradients = [p.grad for p in ours.parameters()]
         sampler.step()
         plain.step()
-        assert all(p.grad is g for p, g in zip(ours.parameters(), given, strict=True))
+        assert all(p.grad is g for p, g in zip(ours.parameters(), gradients, strict=True))
     assert sampler.explorer is not None
     for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(p, q.to(dtype))

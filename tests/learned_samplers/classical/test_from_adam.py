@@ -44,9 +44,9 @@ def test_a_warm_start_keeps_groups_names_and_the_mass(amsgrad):
     twin.load_state_dict(sampler.state_dict())
     assert twin.step_count == 1
     _, adam = trained(torch.optim.AdamW, weight_decay=0.01)
-    given = dict(prior_precision=3.0, lr=0.5, momentum_decay=0.3)
-    sampler = AdaptedSGHMC.from_optimizer(adam, N, **given)
-    assert all(g[name] == value for g in sampler.param_groups for name, value in given.items())
+    settings = dict(prior_precision=3.0, lr=0.5, momentum_decay=0.3)
+    sampler = AdaptedSGHMC.from_optimizer(adam, N, **settings)
+    assert all(g[name] == value for g in sampler.param_groups for name, value in settings.items())
 
 
 def test_a_warm_start_leaves_the_law():

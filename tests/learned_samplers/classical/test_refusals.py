@@ -143,15 +143,15 @@ def test_schedules():
 
 def test_half_precision_beside_a_probe():
     """Of one group it is a probe of all."""
-    half, whole, probe = torch.ones(3, dtype=torch.bfloat16), torch.ones(3), {"correction": "probe"}
+    half, single, probe = torch.ones(3, dtype=torch.bfloat16), torch.ones(3), {"correction": "probe"}
     with pytest.raises(ValueError, match="bfloat16"):
         PSGLD([{"params": [half.requires_grad_()], **probe}], 0.01, 100)
     sampler = PSGLD([half], 0.01, 100)
     with pytest.raises(ValueError, match="bfloat16"):
-        sampler.add_param_group({"params": [whole.requires_grad_()], **probe})
+        sampler.add_param_group({"params": [single.requires_grad_()], **probe})
     assert len(sampler.param_groups) == 1
     assert sampler.half_precision
-    assert not PSGLD([{"params": [whole], **probe}], 0.01, 100).half_precision
+    assert not PSGLD([{"params": [single], **probe}], 0.01, 100).half_precision
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_data_that_are_seen_often_leave_half_of_the_run_for_samples(run, num_dat
 
 
 @pytest.mark.parametrize(
-    ("own", "rate"),
+    ("settings", "rate"),
     [
         (dict(total_steps=2500), 0.003),
         (dict(total_steps=2501), 0.002),
@@ -34,12 +34,12 @@ def test_data_that_are_seen_often_leave_half_of_the_run_for_samples(run, num_dat
         (dict(warmup_steps=5000), 0.003),
     ],
 )
-def test_a_cold_run_that_sees_the_data_more_than_four_times_has_a_smaller_rate(own, rate):
-    own = {"temperature": 0.1, **own}
-    sampler = AdaptedSGHMC([torch.nn.Parameter(torch.zeros(2, 2))], num_data=40_000, **own)
+def test_a_cold_run_that_sees_the_data_more_than_four_times_has_a_smaller_rate(settings, rate):
+    settings = {"temperature": 0.1, **settings}
+    sampler = AdaptedSGHMC([torch.nn.Parameter(torch.zeros(2, 2))], num_data=40_000, **settings)
     assert sampler.param_groups[0]["lr"] == rate
-    run = own.get("cycle_length", own.get("total_steps"))
-    assert "lr" in own or rate_of(run, torch.tensor(40_000.0), torch.tensor(own["temperature"])) == rate
+    run = settings.get("cycle_length", settings.get("total_steps"))
+    assert "lr" in settings or rate_of(run, torch.tensor(40_000.0), torch.tensor(settings["temperature"])) == rate
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_phases_give_as_many_samples_as_were_asked_for(plan, phases, num_samples
 
 
 @pytest.mark.parametrize(
-    ("own", "share"),
+    ("settings", "share"),
     [
         (dict(prior_precision=20.0, temperature=0.1), 0.1),
         (dict(prior_precision=20.0, temperature=0.1, mass="diagonal"), 0.25),
@@ -72,9 +72,9 @@ def test_phases_give_as_many_samples_as_were_asked_for(plan, phases, num_samples
         (dict(warmup_steps=500, settling_share=0.1), 0.1),
     ],
 )
-def test_it_settles_for_as_long_as_weights_take_to_the_priors_width(own, share):
-    own = {"lr": 0.003, "warmup": WhitenedSGHMC, "warmup_steps": 800, "prior_precision": 1.0, **own}
-    sampler = AdaptedSGHMC([torch.nn.Parameter(torch.zeros(2, 2))], num_data=N, **own)
+def test_it_settles_for_as_long_as_weights_take_to_the_priors_width(settings, share):
+    settings = {"lr": 0.003, "warmup": WhitenedSGHMC, "warmup_steps": 800, "prior_precision": 1.0, **settings}
+    sampler = AdaptedSGHMC([torch.nn.Parameter(torch.zeros(2, 2))], num_data=N, **settings)
     assert sampler.param_groups[0]["settling_share"] == pytest.approx(share, rel=1e-3)
 
 
@@ -125,11 +125,11 @@ def test_a_budget_says_when_it_samples(settings, phases, thinning):
 def test_a_cycle_is_a_new_sampler_on_the_weights_of_the_last_one(momentum_init, warmup):
     models = [small_network(), small_network()]
     generators = [torch.Generator().manual_seed(5) for _ in models]
-    own = dict(momentum_init=momentum_init, temperature=0.3)
-    ours = adapted(models[0].parameters(), warmup, generator=generators[0], cycle_length=LENGTH, **own)
+    settings = dict(momentum_init=momentum_init, temperature=0.3)
+    ours = adapted(models[0].parameters(), warmup, generator=generators[0], cycle_length=LENGTH, **settings)
     for step in range(3 * LENGTH):
         if step % LENGTH == 0:
-            theirs = adapted(models[1].parameters(), warmup, generator=generators[1], **own)
+            theirs = adapted(models[1].parameters(), warmup, generator=generators[1], **settings)
         ours.step(closure_for(models[0], ours))
         theirs.step(closure_for(models[1], theirs))
         assert ours.is_sampling == theirs.is_sampling == (step % LENGTH >= 6)
@@ -137,11 +137,11 @@ def test_a_cycle_is_a_new_sampler_on_the_weights_of_the_last_one(momentum_init, 
         assert ours.step_count == step + 1
         for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
             assert torch.equal(a, b)
-    other = small_network()  # the planted fault: it goes on with its mass
-    single = adapted(other.parameters(), warmup, generator=torch.Generator().manual_seed(5), **own)
+    model_again = small_network()  # the planted fault: it goes on with its mass
+    single = adapted(model_again.parameters(), warmup, generator=torch.Generator().manual_seed(5), **settings)
     for _ in range(3 * LENGTH):
-        single.step(closure_for(other, single))
-    assert any(not torch.equal(a, b) for a, b in zip(models[0].parameters(), other.parameters(), strict=True))
+        single.step(closure_for(model_again, single))
+    assert any(not torch.equal(a, b) for a, b in zip(models[0].parameters(), model_again.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_a_chain_and_a_copy_of_it_go_on_bit_for_bit_in_each_of_its_phases(done, 
     def begin():
         model = small_network().to(dtype)
         generator = torch.Generator().manual_seed(2) if own_generator else None
-        own = dict(mass=mass, cycle_length=LENGTH, generator=generator)
-        return model, adapted(model.named_parameters(), warmup, **own)
+        settings = dict(mass=mass, cycle_length=LENGTH, generator=generator)
+        return model, adapted(model.named_parameters(), warmup, **settings)
 
     def run(model, sampler, start):
         for number in range(start, 20):
@@ -186,15 +186,15 @@ def test_a_chain_and_a_copy_of_it_go_on_bit_for_bit_in_each_of_its_phases(done, 
     model, sampler = begin()
     torch.manual_seed(7)
     weights, state, noise, twin = run(model, sampler, 0)
-    other, resumed = begin()
+    model_again, resumed = begin()
     torch.manual_seed(8)
-    other.load_state_dict(weights)
+    model_again.load_state_dict(weights)
     resumed.load_state_dict(state)
-    run(other, resumed, done)
+    run(model_again, resumed, done)
     torch.set_rng_state(noise)
     run(*twin, done)
     assert resumed.cycle == 2
-    assert torch.equal(flat(other), flat(model))
+    assert torch.equal(flat(model_again), flat(model))
     assert torch.equal(flat(twin[0]), flat(model))
 
 
@@ -212,7 +212,7 @@ def test_a_parameter_that_no_warm_up_of_the_cycle_saw_has_no_mass():
         return places
 
     places = chain(2 * LENGTH)
-    assert all(torch.equal(places[LENGTH], each) for each in places[LENGTH : 2 * LENGTH + 1])
+    assert all(torch.equal(places[LENGTH], place) for place in places[LENGTH : 2 * LENGTH + 1])
     assert not torch.equal(places[LENGTH], places[-1])  # with the next warm-up it moves again
     with pytest.raises(ValueError, match="has no mass: warmup_steps is 6 and 7 steps are over"):
         chain(LENGTH + 7)
