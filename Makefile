@@ -1,20 +1,25 @@
-# Two commands on a fresh machine: `make demo` and `make test`. Each installs into .venv what is missing.
-VENV   := .venv
+# Two commands on a fresh machine: `make demo` and `make test`. Each installs what it needs and is missing: into the
+# environment that is active, or else into .venv.
+VENV   := $(or $(VIRTUAL_ENV),.venv)
 PYTHON ?= python3
 PY     := $(VENV)/bin/python
 READY  := $(VENV)/.installed
+DEMO   := $(VENV)/.installed-demo
 
 # Install the package with extras, by the environment's pip or by the one outside it.
 install = if $(PY) -m pip --version >/dev/null 2>&1; then $(PY) -m pip install --quiet -e '$(1)'; \
 	else $(PYTHON) -m pip --python $(PY) install --quiet -e '$(1)'; fi
 
-.PHONY: demo test test-oldest lint types wheel benchmark docs docs-serve clean help
+.PHONY: demo check test test-oldest lint types wheel benchmark docs docs-serve clean help
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
 
-demo: $(READY)   ## what does a network not know? SGD and samplers on known and new digits (two minutes)
+demo: $(DEMO)    ## what does a network not know? SGD and samplers on known and new digits (two minutes)
 	$(PY) tools/demo.py
+
+check: $(READY)  ## run the fast half of the tests (two minutes on two cores): what to run at every change
+	$(PY) -m pytest -q -n auto -m 'not slow'
 
 test: $(READY)   ## run the whole test suite (no network, no GPU needed)
 	$(PY) -m pytest -q -n auto
@@ -44,12 +49,20 @@ docs: $(READY)  ## build the documentation into build/site, offline; a dead link
 docs-serve: $(READY)  ## show the documentation at http://127.0.0.1:8000, and again after every change
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
 
-# Last, L2E's C++ is compiled ahead of its first use, where there is a compiler.
 # Without ensurepip (some Debian systems) the environment is made bare and filled by the pip outside it.
-$(READY): pyproject.toml
-	test -x $(PY) || $(PYTHON) -m venv $(VENV) || $(PYTHON) -m venv --clear --without-pip $(VENV)
+$(PY):
+	$(PYTHON) -m venv $(VENV) || $(PYTHON) -m venv --clear --without-pip $(VENV)
+
+# Last, L2E's C++ is compiled ahead of its first use, where there is a compiler.
+compiled = $(PY) -W ignore -c "from learned_samplers.learned.native.kernel import native_library as find; find()"
+
+$(DEMO): pyproject.toml | $(PY)
+	test -e $(READY) || { $(call install,.[demo]) && $(compiled); }
+	touch $@
+
+$(READY): pyproject.toml | $(PY)
 	$(call install,.[dev])
-	$(PY) -W ignore -c "from learned_samplers.learned.native.kernel import native_library as find; find()"
+	$(compiled)
 	touch $@
 
 clean:           ## remove what builds and runs leave behind

@@ -29,26 +29,27 @@ else:
 class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
     """Runs a sampler's pure rule on the autograd tape; the noise comes from the same generator as the sampler's own."""
 
-    #: Whether ``step(loss)`` gives the rule all that the sampler needs its closure for.
+    #: True if ``step(loss)`` gives the rule all that the sampler needs its closure for.
     loss_is_enough = False
 
-    def __init__(self, other: Sampler, *args: Any, **kwargs: Any):
-        if other.needs_closure and not self.loss_is_enough:
-            raise ValueError(f"{type(other).__name__} needs a closure at each step, which higher does not give")
-        if any(has_master(group, p) for group in other.param_groups for p in group["params"]):
+    def __init__(self, sampler: Sampler, *args: Any, **kwargs: Any):
+        name = type(sampler).__name__
+        if sampler.needs_closure and not self.loss_is_enough:
+            raise ValueError(f"{name} needs a closure at each step, which higher does not give")
+        if any(has_master(group, p) for group in sampler.param_groups for p in group["params"]):
             raise ValueError(
-                f"{type(other).__name__} keeps float32 copies of half-precision parameters, which higher has not: take "
+                f"{name} keeps float32 copies of half-precision parameters, which higher has not: take "
                 "float32 parameters, or master_weights=False, which rounds every step"
             )
-        if other.not_differentiable:
-            raise ValueError(f"{type(other).__name__} cannot be differentiated through: {other.not_differentiable}")
-        if other.schedule is not None:
+        if sampler.not_differentiable:
+            raise ValueError(f"{name} cannot be differentiated through: {sampler.not_differentiable}")
+        if sampler.schedule is not None:
             raise ValueError(
-                f"a CyclicalSchedule is attached to {type(other).__name__}, and would not follow the steps of its twin "
+                f"a CyclicalSchedule is attached to {name}, and would not follow the steps of its twin "
                 "in higher: take CyclicalSGMCMC"
             )
-        super().__init__(other, *args, **kwargs)
-        self._sampler = other
+        super().__init__(sampler, *args, **kwargs)
+        self._sampler = sampler
 
     def _update(self, grouped_grads: Any, **kwargs: Any) -> None:
         sampler = self._sampler

@@ -15,8 +15,8 @@ __all__ = ["code_fingerprint", "data_fingerprint", "fingerprint"]
 
 
 def data_fingerprint(data: Any, *others: Tensor) -> str:
-    """That of a data set: inputs and labels of its three parts, and further tensors."""
-    parts = (getattr(data, f"{part}_{kind}") for part in ("train", "val", "test") for kind in "xy")
+    """Fingerprint of a data set: inputs and labels of its three parts, and further tensors."""
+    parts = (getattr(data, f"{part}_{letter}") for part in ("train", "val", "test") for letter in "xy")
     return fingerprint([*parts, *others])
 
 
@@ -34,6 +34,6 @@ def code_fingerprint(*folders: Path) -> str:
     """16 hexadecimal digits that change with any source file below these folders, as they are at the first call."""
     digest = hashlib.sha256()
     for folder in folders:
-        for path in sorted(each for each in folder.rglob("*") if each.suffix in (".py", ".cpp", ".cu")):
+        for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".cu")):
             digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]

@@ -52,5 +52,5 @@ class Lines(tqdm):
 
 def progress(iterable: Iterable[Any] | None = None, **options: Any) -> Any:
     """A progress bar, ``tqdm(iterable, **options)``; `Lines` in its place where standard error is no terminal."""
-    kind = tqdm if sys.stderr is not None and sys.stderr.isatty() else Lines
-    return kind(iterable, **options)
+    bar = tqdm if sys.stderr is not None and sys.stderr.isatty() else Lines
+    return bar(iterable, **options)

@@ -36,7 +36,7 @@ def log_uniform(low: float, high: float, stream: torch.Generator) -> float:
 
 
 def choose(choices: Sequence[_T], stream: torch.Generator) -> _T:
-    """One of the choices, all equally likely."""
+    """Draw one of the choices, all equally likely."""
     return choices[int(torch.randint(len(choices), (), generator=stream))]
 
 
@@ -60,9 +60,23 @@ class Minibatches:
 
     def indices(self, step: int) -> Tensor:
         """Indices (batch_size,) into the training set of minibatch ``step`` = 0, 1, …"""
-        epoch, position = divmod(step, self.num_data // self.batch_size)
+        return self.rows(step, 1)[0]
+
+    def rows(self, first: int, count: int) -> Tensor:
+        """Indices (count, batch_size) of the minibatches from ``first`` on."""
+        an_epoch = self.num_data // self.batch_size
+        pieces, stop = [], first + count
+        while first < stop:
+            epoch, position = divmod(first, an_epoch)
+            number = min(an_epoch - position, stop - first)
+            start = position * self.batch_size
+            pieces.append(self._permutation(epoch)[start : start + number * self.batch_size])
+            first += number
+        return torch.cat(pieces).view(count, self.batch_size)
+
+    def _permutation(self, epoch: int) -> Tensor:
         if epoch != self._epoch:
             stream = generator(self.seed, "epoch", epoch, device=self.device)
             self._order = torch.randperm(self.num_data, generator=stream, device=self.device)
             self._epoch = epoch
-        return self._order[position * self.batch_size : (position + 1) * self.batch_size]
+        return self._order

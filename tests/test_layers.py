@@ -20,6 +20,7 @@ PACKAGES = {"learned_samplers": ROOT, "pretrained": ROOT, "meta_tasks": ROOT, "e
 #: Rooms from the ground up; those on one floor may import each other, in no circle.
 FLOORS: list[tuple[str, ...]] = [
     ("learned_samplers.base",),  # its guards lie within it: a step is one room
+    ("learned_samplers.priors",),
     ("learned_samplers.classical", "learned_samplers.posterior"),
     ("learned_samplers.checks",),
     ("learned_samplers.learned", "learned_samplers.particles", "learned_samplers.approximations"),

@@ -16,6 +16,7 @@ from learned_samplers.learned.native import build
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("learned_samplers", "meta_tasks", "pretrained")
+PLUGIN = "learned_samplers_pytest.py"
 DATA = {".py", ".typed", ".safetensors", ".json", ".png", ".cpp", ".h"}
 
 
@@ -25,7 +26,7 @@ def test_the_wheel_is_complete(tmp_path, native):
         pytest.skip("no C++ compiler was found")
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", *PACKAGES):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", PLUGIN, *PACKAGES):
         origin = ROOT / name
         if origin.is_dir():
             shutil.copytree(origin, source / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -43,6 +44,7 @@ def test_the_wheel_is_complete(tmp_path, native):
         for path in (source / package).rglob("*")
         if path.is_file() and path.suffix in DATA
     }
+    expected.add(PLUGIN)
     if native:
         expected |= {f"learned_samplers/learned/native/{build.library_name(level)}" for level in build.levels()}
     assert inside == expected

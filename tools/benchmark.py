@@ -4,16 +4,17 @@
     python tools/benchmark.py memory    # state and peak memory of a step of every sampler
     python tools/benchmark.py chains    # eight small networks side by side, beside one alone
 
-Rounds are interleaved; compare the numbers as ratios, within one run.
+Rounds are interleaved; compare the numbers as ratios, within one run. `step` takes a quarter of an hour and says of
+each part how long it takes; `memory` and `chains` take minutes. Tables of the parts that are finished are left when it
+is stopped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.benchmarks.chains import ChainsBenchmark, benchmark_chains
 from experiments.benchmarks.memory import MemoryBenchmark, benchmark_memory
-from experiments.benchmarks.step import StepBenchmark, benchmark_steps
+from experiments.benchmarks.step import ChainsBenchmark, StepBenchmark, benchmark_chains, benchmark_steps
 from experiments.harness.options import Action, parse_command
 from experiments.harness.output import command_line, explained
 

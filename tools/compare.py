@@ -2,27 +2,33 @@
 
     python tools/compare.py --preset digits                              # needs no file; minutes of one core
     python tools/compare.py --preset cifar10 --data ~/data --networks L2E=my.safetensors
+    python tools/compare.py --model mlp --sampler SGD SGHMC --lr 0.1     # given settings: nothing is tuned
 
 Tuning is by validation NLL over several seeds and never by test images, with equally many settings for every method: at
 the smallest budget a balanced choice of learning rates and of what else a method tunes, then a few near the best; at
 every larger budget its best settings again in full (successive halving), and a few more. The winner runs over all
-seeds, which the tuning has not seen. A seed has the same initial weights and minibatches for every method. Runs are
-kept: a command that was interrupted goes on where it was.
+seeds, which the tuning has not seen. A seed has the same initial weights and minibatches for every method. With --lr or
+--given-settings nothing is tuned.
+
+Runs are kept, and the states of unfinished ones (--state): a command that was interrupted goes on where it was. After
+each method the tables are written, so that a command that is stopped leaves them.
 
 Under --out: table.md, results.json, the figures of each budget, and steps_<budget>/ with every run, its samples and its
-TensorBoard curves.
+predictions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.compare.comparison import Comparison
+from experiments.compare.comparison import Comparison, planned_gradients
 from experiments.compare.figures import draw_all
 from experiments.compare.options import parse_compare
 from experiments.compare.report import BudgetReport, write_results
-from experiments.harness.output import command_line, explained, tensorboard_hint
+from experiments.harness.output import command_line, counted, explained
+from experiments.harness.runs.checkpoint import TimeIsUp
 from experiments.harness.runs.methods import METHODS
+from experiments.harness.runs.training import gradient_seconds
 
 from meta_tasks.progress import progress
 
@@ -34,17 +40,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         data, ood = options.load()
         reference = options.load_reference(data)
     out, budgets = options.folder(), options.all_budgets(data)
-    print(f"{options.describe(data)}; budgets of {', '.join(map(str, budgets))} minibatch gradients a run")
+    total, seconds = planned_gradients(options, data), gradient_seconds(options.settings, data)
+    print(
+        f"{options.describe(data)}; budgets of {', '.join(map(str, budgets))} minibatch gradients a run\n"
+        f"{total:,} gradients in all: {counted(max(1, round(total * seconds / 60)), 'minute')} or more on this machine "
+        "(runs that are kept cost nothing); a command that is stopped leaves its table, and goes on when it is repeated"
+    )
     reports: list[BudgetReport] = []
     text = ""
     with explained(out), progress(unit="grad", smoothing=0.05) as bar:
         comparison = Comparison(options, data, bar, ood, reference)
-        for budget in budgets:
-            reports.append(comparison.report(budget))
-            text = write_results(out, reports, command_line("compare", arguments))
-            draw_all(reports[-1], out)
+        try:
+            for budget in budgets:
+                for report in comparison.reports(budget):
+                    reports = [*(r for r in reports if r.budget != budget), report]
+                    text = write_results(out, reports, command_line("compare", arguments))
+                draw_all(reports[-1], out)
+        except TimeIsUp:
+            bar.write(f"{options.minutes:g} minutes are over; the same command goes on from {out}")
+    if not reports:
+        print("no row is finished yet")
+        return
     print(f"\n{text}\n\nin {out}: table.md, results.json, the figures, and every run under steps_<budget>/")
-    print(tensorboard_hint(out))
 
 
 if __name__ == "__main__":

@@ -41,31 +41,33 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tens
 
 
 def run(seed: int, epochs: int) -> dict[str, dict[str, np.ndarray]]:
-    """By method: "accuracy" and "NLL" on the known digits, and an uncertainty for each input of each kind."""
+    """By method: "accuracy" and "NLL" on the known digits, and an uncertainty for each input of each sort."""
     data = load("digits")
-    known = keep_labels(data, range(8))
+    digits = keep_labels(data, range(8))
     photos = match(load("photos"), data).test_x[:500]
-    inputs = {KNOWN: known.test_x, NEW: keep_labels(data, (8, 9)).test_x, PHOTOS: photos}
-    x, y = known.train_x, known.train_y
+    inputs = {KNOWN: digits.test_x, NEW: keep_labels(data, (8, 9)).test_x, PHOTOS: photos}
+    x, y = digits.train_x, digits.train_y
 
     model = network(seed)
     train(model, torch.optim.SGD(model.parameters(), 0.05, 0.9, weight_decay=PRIOR / len(x)), x, y, epochs)
     with torch.no_grad():
-        probs = {kind: model(images).softmax(1) for kind, images in inputs.items()}
-    found = {"SGD": {kind: 1 - p.max(1).values for kind, p in probs.items()} | scores(probs[KNOWN], known.test_y)}
-    for name in ("SGHMC", "L2E"):
+        probs = {name: model(images).softmax(1) for name, images in inputs.items()}
+    doubts = {name: 1 - p.max(1).values for name, p in probs.items()}
+    rows = {"SGD": doubts | scores(probs[KNOWN], digits.test_y)}
+    for method in ("SGHMC", "L2E"):
         model = network(seed)
         params = model.parameters()
-        if name == "SGHMC":
+        if method == "SGHMC":
             sampler: SGHMC | L2E = SGHMC(params, lr=0.05, num_data=len(x), prior_precision=PRIOR)
         else:
             sampler = L2E(params, num_data=len(x), prior_precision=PRIOR)
         steps = epochs * -(-len(x) // 64)
         posterior = PosteriorSamples(model, sampler, burn_in=steps // 3, thinning=max(1, steps // 60))
         train(model, sampler, x, y, epochs)
-        parts = {kind: posterior.uncertainty(images) for kind, images in inputs.items()}
-        found[name] = {kind: u.epistemic for kind, u in parts.items()} | scores(parts[KNOWN].mean, known.test_y)
-    return {method: {key: np.asarray(value) for key, value in row.items()} for method, row in found.items()}
+        parts = {name: posterior.uncertainty(images) for name, images in inputs.items()}
+        doubts = {name: u.epistemic for name, u in parts.items()}
+        rows[method] = doubts | scores(parts[KNOWN].mean, digits.test_y)
+    return {method: {key: np.asarray(value) for key, value in row.items()} for method, row in rows.items()}
 
 
 def scores(probs: Tensor, labels: Tensor) -> dict[str, float]:
@@ -73,14 +75,14 @@ def scores(probs: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def auroc(row: dict[str, np.ndarray], strangers: str) -> float:
-    """How often a stranger has a larger uncertainty than a known digit."""
+    """Share of pairs in which a stranger has a larger uncertainty than a known digit."""
     both = np.concatenate([row[KNOWN], row[strangers]])
     return float(roc_auc_score(np.arange(len(both)) >= len(row[KNOWN]), both))
 
 
-def flagged(row: dict[str, np.ndarray], kind: str) -> float:
+def flagged(row: dict[str, np.ndarray], inputs: str) -> float:
     """The share of inputs that are less sure than 95 of 100 known digits."""
-    return float((row[kind] > np.quantile(row[KNOWN], 0.95)).mean())
+    return float((row[inputs] > np.quantile(row[KNOWN], 0.95)).mean())
 
 
 def table(runs: list[dict[str, dict[str, np.ndarray]]]) -> str:
@@ -103,7 +105,7 @@ def table(runs: list[dict[str, dict[str, np.ndarray]]]) -> str:
 def figure(runs: list[dict[str, dict[str, np.ndarray]]]) -> Figure:
     fig = Figure(figsize=(9, 3.2), layout="constrained")
     for ax, method in zip(fig.subplots(1, len(runs[0]), sharey=True), runs[0]):
-        shares = [np.mean([flagged(one[method], kind) for one in runs]) for kind in (KNOWN, NEW, PHOTOS)]
+        shares = [np.mean([flagged(one[method], name) for one in runs]) for name in (KNOWN, NEW, PHOTOS)]
         bars = ax.bar(["known\ndigits", "new\ndigits", "photo-\ngraphs"], shares, color=PALETTE[:3])
         ax.bar_label(bars, [f"{share:.0%}" for share in shares], padding=2)
         ax.set(title=method, ylim=(0, 1.1), yticks=[0, 0.5, 1], yticklabels=["0", "50 %", "100 %"])

@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from experiments.bandits.experiment import BanditOptions
-from experiments.bandits.report import bandits
+from experiments.bandits.experiment import BanditOptions, bandits
 from experiments.function_space.images import MNIST, mnist
 from experiments.function_space.sine import Sine, sine
-from experiments.function_space.uci_runs import UCI, uci
+from experiments.function_space.uci import UCI, uci
 from experiments.harness.options import Action, parse_command
 from experiments.harness.output import command_line, explained
 

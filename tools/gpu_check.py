@@ -1,15 +1,15 @@
-"""What a GPU can break, and how fast everything is on it, in ten minutes.
+"""Checks of a GPU, and how fast everything is on it, in ten minutes.
 
     python tools/gpu_check.py                          # on the GPU that is there
     python tools/gpu_check.py --data DATA              # with cifar10.npz and cifar100.webp: rows of the table at 32×32
     python tools/gpu_check.py --device cpu --minutes 1
 
-Needs the library and its dependencies, nothing else (--data also torchmetrics, Pillow, scikit-learn). (a) Every sampler
-steps, resumes and moves between devices; predictions and meta-training's inner loop are those of the CPU. (b)
+Needs the library and its dependencies, nothing else (--data also tyro, torchmetrics, Pillow, scikit-learn). (a) Every
+sampler steps, resumes and moves between devices; predictions and meta-training's inner loop are those of the CPU. (b)
 Milliseconds of a step and a training step beside torch's Adam, on a ResNet-20 and a transformer of ten million weights.
 (c) Member-steps a second of meta-training, and the hours of the L2E paper's protocol. (d) In what is left of --minutes,
-with --data, the runs of `cifar32.py`. Writes gpu_check.json and gpu_check.md under --out, after each part. Ends with 1
-if (a) found something.
+with --data, the rows of `compare.py --preset cifar32`. Writes gpu_check.json and gpu_check.md under --out, after each
+part. Ends with 1 if (a) found something.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import platform
 import sys
 import tempfile
@@ -26,15 +27,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import compare
 import torch
-from experiments.benchmarks.samplers import NUM_DATA, SAMPLERS, step_of
-from experiments.cifar32.study import Study
-from experiments.cifar32.study import table as cifar32_table
+from experiments.benchmarks.timing import NUM_DATA, SAMPLERS, step_of
 from experiments.harness.devices import synchronize
 from experiments.harness.tables import markdown, rectangular
 from torch import Tensor, nn
 
-from learned_samplers import HMC, L2E, MCLMC, SGHMC, SGLRW, AdaptedSGHMC, KineticL2E, PosteriorSamples, SampleCollection
+from learned_samplers import HMC, L2E, MCLMC, SGHMC, SGLRW, AdaptedSGHMC, PosteriorSamples, SampleCollection
 from learned_samplers.approximations import IVON
 from meta_tasks.datasets import ImageData
 from meta_tasks.inner_loop.schedule import Schedule
@@ -51,10 +51,8 @@ BATCH = 64
 INNER = ((4, 1, 128), (8, 3, 128), (16, 5, 128))
 MEMBERS = (2, 32)
 PAPER = 1000 * 2 * 3000  # member-steps of the L2E paper's meta-training
-MORE: dict[str, Callable[[Any], Any]] = {
-    "KineticL2E": lambda params: KineticL2E(params, 1e-9, NUM_DATA),
-    "AdaptedSGHMC by L2E": lambda params: AdaptedSGHMC(params, 1e-9, NUM_DATA, warmup_steps=2, warmup=L2E),
-    "HMC": lambda params: HMC(params, 1e-9, NUM_DATA, leapfrog_steps=3),
+ADAPTED: dict[str, Callable[[Any], Any]] = {
+    "AdaptedSGHMC by L2E": lambda params: AdaptedSGHMC(params, 1e-9, NUM_DATA, warmup_steps=2, warmup=L2E)
 }
 
 
@@ -95,12 +93,12 @@ def weights(model: nn.Module) -> Tensor:
 def resumed(make: Callable[[Any], Any], device: str, model: nn.Module, sampler: Any, steps: int) -> Tensor:
     """The weights of a new sampler on a device after so many more steps from the state of this one."""
     state = {"model": copy.deepcopy(model.state_dict()), "sampler": copy.deepcopy(sampler.state_dict())}
-    other, again, go = trained(make, device)
-    other.load_state_dict(state["model"])
-    again.load_state_dict(state["sampler"])
+    network, sampler, go = trained(make, device)
+    network.load_state_dict(state["model"])
+    sampler.load_state_dict(state["sampler"])
     torch.manual_seed(1)
     go(steps)
-    return weights(other)
+    return weights(network)
 
 
 def check_sampler(make: Callable[[Any], Any], device: str) -> None:
@@ -118,16 +116,16 @@ def check_sampler(make: Callable[[Any], Any], device: str) -> None:
     assert moved.isfinite().all(), "weights are not finite on the CPU"
     if isinstance(sampler, HMC | MCLMC | SGLRW | IVON):  # which have no T = 0
         return
-    found = []
+    ends = []
     for where, seed in ((device, 2), (device, 3), ("cpu", 2)):
         model, sampler, go = trained(make, where)
         for group in sampler.param_groups:
             group["temperature"] = 0.0
         torch.manual_seed(seed)
         go(3)
-        found.append(weights(model))
-    if torch.equal(found[0], found[1]):
-        torch.testing.assert_close(found[0], found[2], rtol=1e-3, atol=1e-5, msg="at T = 0 the CPU goes elsewhere")
+        ends.append(weights(model))
+    if torch.equal(ends[0], ends[1]):
+        torch.testing.assert_close(ends[0], ends[2], rtol=1e-3, atol=1e-5, msg="at T = 0 the CPU goes elsewhere")
 
 
 def check_predict(device: str) -> None:
@@ -159,27 +157,27 @@ def unroll_of(shape: tuple[int, int, int], members: int, device: str, temperatur
 
 def check_inner(device: str) -> None:
     """Meta-training's inner loop at T = 0, with all data in each minibatch, goes where it goes on the CPU."""
-    found = []
+    ends = []
     for where in (device, "cpu"):
-        unroll, own = unroll_of((4, 1, 32), 2, where, 0.0, 32)
-        unroll.advance(own, 5)
-        found.append(unroll.parameter.cpu())
-    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-4)
+        unroll, rule_weights = unroll_of((4, 1, 32), 2, where, 0.0, 32)
+        unroll.advance(rule_weights, 5)
+        ends.append(unroll.parameter.cpu())
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-3, atol=1e-4)
 
 
 def checks(device: str) -> dict[str, str]:
-    """What was found wrong, by what was checked; "" where nothing was."""
-    every = {**SAMPLERS, **MORE}
+    """Errors by what was checked; "" for what holds."""
+    every = {**SAMPLERS, **ADAPTED}
     tests: dict[str, Callable[[], None]] = {n: partial(check_sampler, make, device) for n, make in every.items()}
     tests |= {"predict": partial(check_predict, device), "the inner loop": partial(check_inner, device)}
-    found = {}
+    errors = {}
     for name, test in tests.items():
         try:
             test()
-            found[name] = ""
+            errors[name] = ""
         except Exception as error:  # all of them are to be seen
-            found[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    return found
+            errors[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return errors
 
 
 # ---------------------------------------------------------------- (b), (c) how fast
@@ -220,19 +218,19 @@ class Transformer(nn.Module):
 
 
 def speeds(device: str, enough: Callable[[], bool]) -> dict[str, dict[str, dict[str, float]]]:
-    """Of both networks and every sampler: milliseconds of a step, and of a training step."""
+    """Milliseconds of a step, and of a training step, of both networks and every sampler."""
     networks: dict[str, Callable[[], nn.Module]] = {
         "ResNet-20": lambda: architectures.build("resnet20_frn", (3, 32, 32), 10),
         "transformer": Transformer,
     }
     made: dict[str, Callable[[Any], Any]] = {"torch Adam": lambda params: torch.optim.Adam(params, 1e-9)}
-    made |= SAMPLERS | {"KineticL2E": MORE["KineticL2E"]}
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    made |= SAMPLERS
+    times: dict[str, dict[str, dict[str, float]]] = {}
     x, y = torch.randn(BATCH, 3, 32, 32, device=device), torch.randint(10, (BATCH,), device=device)
     for title, build in networks.items():
         for name, make in made.items():
             if enough():
-                return found
+                return times
             model = build().to(device)
             sampler = make(model.parameters())
 
@@ -244,58 +242,68 @@ def speeds(device: str, enough: Callable[[], bool]) -> dict[str, dict[str, dict[
 
             closure()
             row = {"training step": 1e3 * per_call(partial(sampler.step, closure), device)}
-            if name != "KineticL2E":  # its step is with a second gradient
+            if not getattr(sampler, "needs_closure", False):  # else a step is with its gradients
                 step = sampler.step if name == "torch Adam" else step_of(sampler)
                 row["step"] = 1e3 * per_call(step, device)
             row["weights"] = sum(p.numel() for p in model.parameters())
-            found.setdefault(title, {})[name] = row
-    return found
+            times.setdefault(title, {})[name] = row
+    return times
 
 
 def meta_training(device: str, enough: Callable[[], bool]) -> dict[str, dict[str, float]]:
-    """By members: member-steps a second, equally many on each network, and the hours of the paper's protocol."""
-    found: dict[str, dict[str, float]] = {}
+    """Speed by members: member-steps a second, equally many on each network, and the hours of the paper's protocol."""
+    speeds: dict[str, dict[str, float]] = {}
     for members in MEMBERS:
         if enough():
             break
         taken = []
         for shape in INNER:
-            unroll, own = unroll_of(shape, members, device, 1.0, 2048)
-            taken.append(per_call(partial(unroll.advance, own, 1), device) / members)
+            unroll, rule_weights = unroll_of(shape, members, device, 1.0, 2048)
+            taken.append(per_call(partial(unroll.advance, rule_weights, 1), device) / members)
         speed = len(taken) / sum(taken)
-        found[str(members)] = {"member-steps/s": speed, "hours": PAPER / speed / 3600}
-    return found
+        speeds[str(members)] = {"member-steps/s": speed, "hours": PAPER / speed / 3600}
+    return speeds
 
 
 # ---------------------------------------------------------------- (d) the table at 32×32
 
 
 def rows(device: str, data: Path, out: Path, minutes: float) -> str:
-    """`tools/cifar32.py runs` for so many minutes, and its table."""
-    Study(out / "cifar32", data, device, minutes=minutes).all()
-    return cifar32_table(out / "cifar32")
+    """`tools/compare.py --preset cifar32` for so many minutes, and its tables."""
+    folder, jobs = out / "cifar32", 1 if device == "cpu" else max((os.cpu_count() or 3) - 2, 1)
+    words = ["--preset", "cifar32", "--data", data, "--device", device, "--minutes", minutes, "--jobs", jobs]
+    if (reference := data / "cifar10_test_probs.npy").is_file():
+        words += ["--reference", reference]
+    try:
+        compare.main([*map(str, words), "--out", str(folder)])
+    except SystemExit as error:  # the page says why there are no rows
+        return str(error)
+    table = folder / "table.md"
+    return table.read_text() if table.is_file() else "No row was finished."
 
 
 # ---------------------------------------------------------------- the page
 
 
-def page(found: dict[str, Any]) -> str:
-    """All of it as Markdown."""
+def page(results: dict[str, Any]) -> str:
+    """Results as Markdown."""
 
     def table(rows: dict[str, dict[str, Any]], first: str) -> str:
         cells = [{k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in row.items()} for row in rows.values()]
         return markdown(rectangular([{first: name, **row} for name, row in zip(rows, cells, strict=True)]))
 
-    wrong = {name: {"found": what} for name, what in found["checks"].items() if what}
-    parts = [f"# {found['device']}, torch {found['torch']}", f"`{found['command']}`"]
-    parts.append(f"## What a device can break\n\n{len(found['checks']) - len(wrong)} of {len(found['checks'])} hold.")
+    wrong = {name: {"found": what} for name, what in results["checks"].items() if what}
+    parts = [f"# {results['device']}, torch {results['torch']}", f"`{results['command']}`"]
+    parts.append(
+        f"## What a device can break\n\n{len(results['checks']) - len(wrong)} of {len(results['checks'])} hold."
+    )
     parts += [table(wrong, "check")] if wrong else []
-    for title, own in found.get("milliseconds", {}).items():
-        parts.append(f"## {title}: milliseconds, batch {BATCH}\n\n{table(own, 'optimizer')}")
-    if own := found.get("meta_training"):
-        parts.append(f"## Meta-training, and hours for the L2E paper's protocol\n\n{table(own, 'members')}")
-    if own := found.get("cifar32"):
-        parts.append(f"## CIFAR-10 at 32×32, ResNet-20-FRN\n\n{own}")
+    for title, times in results.get("milliseconds", {}).items():
+        parts.append(f"## {title}: milliseconds, batch {BATCH}\n\n{table(times, 'optimizer')}")
+    if speeds := results.get("meta_training"):
+        parts.append(f"## Meta-training, and hours for the L2E paper's protocol\n\n{table(speeds, 'members')}")
+    if rows := results.get("cifar32"):
+        parts.append(f"## CIFAR-10 at 32×32, ResNet-20-FRN\n\n{rows}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -309,9 +317,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     start, device = time.perf_counter(), options.device
     name = platform.processor() or "CPU" if device == "cpu" else torch.cuda.get_device_name(device)
-    given = sys.argv[1:] if arguments is None else arguments
-    found: dict[str, Any] = {"device": name, "torch": torch.__version__}
-    found["command"] = " ".join(["python tools/gpu_check.py", *map(str, given)])
+    words = sys.argv[1:] if arguments is None else arguments
+    results: dict[str, Any] = {"device": name, "torch": torch.__version__}
+    results["command"] = " ".join(["python tools/gpu_check.py", *map(str, words)])
 
     def left(share: float = 1.0) -> float:
         return 60 * options.minutes * share - (time.perf_counter() - start)
@@ -328,12 +336,12 @@ def main(arguments: list[str] | None = None) -> int:
     for part, make in parts.items():
         if part != "checks" and left() < 0:
             break
-        found[part] = make()
-        found["seconds"] = round(time.perf_counter() - start, 1)
-        (options.out / "gpu_check.json").write_text(json.dumps(found, indent=1) + "\n")
-        (options.out / "gpu_check.md").write_text(page(found))
-    print(page(found))
-    return int(any(found["checks"].values()))
+        results[part] = make()
+        results["seconds"] = round(time.perf_counter() - start, 1)
+        (options.out / "gpu_check.json").write_text(json.dumps(results, indent=1) + "\n")
+        (options.out / "gpu_check.md").write_text(page(results))
+    print(page(results))
+    return int(any(results["checks"].values()))
 
 
 if __name__ == "__main__":

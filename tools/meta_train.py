@@ -7,15 +7,17 @@
     tensorboard --logdir runs
 
 A run continues from the checkpoints in its folder: the same command again resumes it, after Ctrl-C or after a crash.
+Ctrl-C finishes the iteration and saves; a second one stops at once, and the run goes on from its last checkpoint.
 The folder also gets the weights as weights.safetensors with a card, and TensorBoard logs. With torchrun, every rank
 takes its share of the antithetic pairs.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Sequence
 
-from experiments.harness.output import explained, terminated_as_exit
+from experiments.harness.output import explained, one_line, quiet_threads, terminated_as_exit
 from experiments.meta_training.options import Options, parse
 from experiments.meta_training.training import make_trainer, write_weights
 
@@ -27,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with explained():
         options = parse(arguments, __doc__)
     one_core()
+    quiet_threads()
     # While iterations run, SIGTERM is only noted, and they are saved; at other times it ends the process.
     with terminated_as_exit(f"terminated; the same command goes on from the checkpoints in {options.folder}"):
         train(options)
@@ -37,17 +40,22 @@ def train(options: Options) -> None:
     try:
         trainer = make_trainer(options)
     except (ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError) as error:
-        raise SystemExit(f"error: {error}") from error
+        raise SystemExit(f"error: {one_line(error)}") from error
     if trainer.iteration:
         print(f"continuing {options.folder} after {trainer.iteration} iterations", flush=True)
     try:
-        ended = trainer.run(options.minutes, options.progress and trainer.main)
+        ended = trainer.run(options.minutes, not options.no_progress and trainer.main)
         if trainer.main:
             path = write_weights(trainer, options)
             minutes = trainer.seconds / 60
             print(f"{ended} after {trainer.iteration} iterations that took {minutes:.1f} minutes; weights in {path}")
-    except FileNotFoundError as error:
-        raise SystemExit(f"error: {error}") from error
+    except KeyboardInterrupt as error:  # the second one
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        saved = f"the same command goes on from the checkpoints in {options.folder}"
+        raise SystemExit(f"interrupted within an iteration; {saved}") from error
+    except (OSError, RuntimeError) as error:  # a full disk, a worker that died
+        raise SystemExit(f"error: {one_line(error)}") from error
     finally:
         trainer.close()
 

@@ -11,35 +11,24 @@ over the tasks) is trained in full on all seeds; of every run the particles of t
 are kept and scored on the test images, which nothing else has seen. Where the best rate is the smallest or the largest
 tried, the next one is tried too.
 
-Under --out: table.md, results.json, figure.png, and every run, its particles and its TensorBoard curves. Runs are
-kept: after an interruption the same command continues, and parts may be run alone (--dataset, --method).
+Under --out: table.md, results.json, figure.png, and every run with its particles. Runs are kept: after an interruption
+the same command continues, and parts may be run alone (--dataset, --method).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.harness.devices import prepare_torch
-from experiments.harness.output import command_line, explained, tensorboard_hint
-from experiments.multi_task.comparison import Comparison, parse
-from experiments.multi_task.report import report
-
-from meta_tasks.progress import progress
+from experiments.harness.output import command_line, explained
+from experiments.multi_task.experiment import multi_task, parse
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     with explained():
         options = parse(arguments, __doc__)
-        device = prepare_torch(options.device, options.threads)
-    with explained(options.out), progress(unit="step", smoothing=0.02, mininterval=1) as bar:
-        comparison = Comparison(options, device, bar)
-        for name in options.dataset:
-            comparison.compare(name)
-    command = command_line("multi_task", arguments)
-    text = report(options, comparison.finals, comparison.tunings, comparison.tasks, command)
-    print(f"\n{text}\n\nin {options.out}: table.md, results.json, figure.png")
-    print(tensorboard_hint(options.out / "tensorboard"))
+    with explained(options.out):
+        multi_task(options, command_line("multi_task", arguments))
 
 
 if __name__ == "__main__":

@@ -24,11 +24,11 @@ from tempfile import TemporaryDirectory
 
 import torch
 import tyro
-from experiments.harness.options import at_least, at_least_one, positive
+from experiments.harness.options import at_least, positive
 from experiments.harness.output import explained
-from experiments.meta_training.cards import without_infinities
 from experiments.meta_training.law import law_of
 from experiments.meta_training.replaced import difference
+from experiments.meta_training.training import without_infinities
 
 from learned_samplers.base import validation
 from learned_samplers.learned import weights
@@ -40,18 +40,13 @@ from meta_tasks.training.process import one_core
 class Options:
     """Measure what a meta-trained network does and put it, with its card, where the package looks for it."""
 
-    # Weight file of a meta-training.
-    source: tyro.conf.Positional[Path]
-    # Name to ship it under.
-    name: tyro.conf.Positional[str]
+    source: tyro.conf.Positional[Path]  # Weight file of a meta-training.
+    name: tyro.conf.Positional[str]  # Name to ship it under.
     # One sentence: what was learned (how many numbers, on what, for how long); by default the card's.
     learned: str | None = None
-    # One sentence: what a person chose; by default the card's.
-    chosen: str | None = None
-    # Learning rate that the card recommends; by default the one in the card.
-    lr: float | None = None
-    # N of the Gaussians.
-    num_data: int = 50_000
+    chosen: str | None = None  # One sentence: what a person chose; by default the card's.
+    lr: float | None = None  # Learning rate that the card recommends; by default the one in the card.
+    num_data: int = 50_000  # N of the Gaussians.
     # Independent coordinates of each Gaussian (Meta-SGMCMC: ten times as many chains). Standard errors fall with the
     # square root of the number.
     coordinates: int = 2000
@@ -60,18 +55,15 @@ class Options:
     energy: float | None = None
     # Weight file that the meta-training started from; its command and curve go into the card too.
     first_stage: Path | None = None
-    # Weight file that it replaces, to be measured against.
-    replaces: Path | None = None
-    # Held-out tasks of that measurement.
-    tasks: int = 24
+    replaces: Path | None = None  # Weight file that it replaces, to be measured against.
+    tasks: int = 24  # Held-out tasks of that measurement.
     # Folder of the data files; by default LEARNED_SAMPLERS_DATA, else ~/.cache/learned_samplers.
     data: str | None = None
-    # Folder to write to; by default the package's.
-    out: Path = Path(__file__).parents[1] / "pretrained"
+    out: Path = Path(__file__).parents[1] / "pretrained"  # Folder to write to; by default the package's.
 
     def __post_init__(self) -> None:
         positive(self, "lr")
-        at_least_one(self, "num_data")
+        at_least(1, self, "num_data")
         at_least(2, self, "coordinates", "tasks")
         if self.energy is not None:
             validation.number("energy", self.energy)
@@ -90,14 +82,20 @@ def ship(options: Options) -> Path:
     if options.first_stage is not None:
         first = weights.load_card(options.first_stage)
         training["first_stage"] = {**first["meta_training"], "curve": first["curve"]}
-    said = {name: text for name in ("learned", "chosen") if (text := getattr(options, name)) is not None}
+    sentences = {name: text for name in ("learned", "chosen") if (text := getattr(options, name)) is not None}
     if options.replaces is not None:
-        found = difference(options.source, options.replaces, options.tasks, options.data)
-        print(found)
-        if found.worse:
-            raise ValueError(f"replaces={options.replaces}: the new weights are worse, {found}")
-        card["metrics"] = {**card.get("metrics", {}), "replaced": asdict(found)}
-    card = {**card, **said, "name": options.name, "meta_training": training, "defaults": {**card["defaults"], "lr": lr}}
+        replaced = difference(options.source, options.replaces, options.tasks, options.data)
+        print(replaced)
+        if replaced.worse:
+            raise ValueError(f"replaces={options.replaces}: the new weights are worse, {replaced}")
+        card["metrics"] = {**card.get("metrics", {}), "replaced": asdict(replaced)}
+    card = {
+        **card,
+        **sentences,
+        "name": options.name,
+        "meta_training": training,
+        "defaults": {**card["defaults"], "lr": lr},
+    }
     with TemporaryDirectory() as folder:
         file = Path(folder) / "weights.safetensors"
         weights.save(file, network, card)

@@ -10,27 +10,18 @@ experiments/tables. Under --out: table.md, results.json and every run: the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 
 import tyro
-from experiments.harness.output import command_line, explained, settings_of, write_outputs
-from experiments.tables.comparison import TablesOptions, report, results
+from experiments.harness.output import command_line, explained
+from experiments.tables.comparison import TablesOptions, tables
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     with explained():
         options = tyro.cli(TablesOptions, args=arguments, description=__doc__)
-        options = replace(options, out=options.out or Path("runs/tables"))
-    text = ""
     with explained(options.out):
-        for found in results(options):
-            text = report(found)
-            runs = {"/".join(key): run for key, run in found.items()}
-            content = {"settings": settings_of(options), "runs": runs}
-            write_outputs(Path(str(options.out)), command_line("tables", arguments), text, content)
-    print(f"{text}\n\nwritten to {options.out}")
+        tables(options, command_line("tables", arguments))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
     python tools/toy.py bias         # how far each sampler is from a Gaussian, against its step size: minutes
     python tools/toy.py regression   # L2E beside HMC in one dimension, with a gap in the data: minutes
-    python tools/toy.py coefficient  # the local learning coefficient of deep linear networks: minutes
 
 Writes table.md, results.json and figures under --out.
 """
@@ -15,14 +14,9 @@ from experiments.harness.options import Action, parse_command
 from experiments.harness.output import command_line, explained
 from experiments.toys.bias import Bias
 from experiments.toys.bias import draw as draw_bias
-from experiments.toys.learning_coefficient import Coefficients, coefficients
 from experiments.toys.regression import Regression, regression
 
-COMMANDS: dict[str, tuple[type, Action]] = {
-    "bias": (Bias, draw_bias),
-    "regression": (Regression, regression),
-    "coefficient": (Coefficients, coefficients),
-}
+COMMANDS: dict[str, tuple[type, Action]] = {"bias": (Bias, draw_bias), "regression": (Regression, regression)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -37,7 +37,7 @@ def ivon_rule(
     hess_init: float,
     ops: Operations = FUNCTIONAL,
 ) -> tuple[Any, Any, Any, Any]:
-    """One update of the mean and of the Hessian, with any leading batch axes; nothing is drawn (``noise`` is unused).
+    """Update the mean and the Hessian, with any leading batch axes; nothing is drawn (``noise`` is unused).
 
     With δ = λ/N:  ḡ ← β₁ḡ + (1−β₁)g;  w ← β₁w + (1−β₁);  h ← h + (1−β₂)(ĥ−h) + ½(1−β₂)²(ĥ−h)²/(h+δ);
     m ← m − lr·(h₀+δ)·[ḡ/w + δm]/(h+δ). The weight w of all gradients in ḡ, 1−β₁ᵗ after t steps, has one number a
@@ -46,11 +46,11 @@ def ivon_rule(
     decay = prior_precision / num_data
     gradient_average = ops.add(ops.scale(gradient_average, betas[0]), gradient, 1 - betas[0])
     average_weight = ops.shift(ops.scale(average_weight, betas[0]), 1 - betas[0])
-    rate = 1 - betas[1]
+    forgotten = 1 - betas[1]
     change = ops.combine(hessian_estimate, hessian, -1.0)
     before = ops.affine(hessian, 1.0, decay)
-    hessian = ops.add(hessian, change, rate)
-    hessian = ops.add_ratio(hessian, ops.multiply(change, change), before, 0.5 * rate**2)
+    hessian = ops.add(hessian, change, forgotten)
+    hessian = ops.add_ratio(hessian, ops.multiply(change, change), before, 0.5 * forgotten**2)
     precision = ops.affine(hessian, 1.0, decay)
     direction = ops.divide(ops.affine(gradient_average, 1.0, 0.0), average_weight)
     direction = ops.divide(ops.add(direction, parameter, decay), precision)
@@ -67,9 +67,9 @@ class _Draws:
     gradients: dict[Tensor, tuple[Tensor, int, float]] = field(default_factory=dict)
 
     def finite(self) -> bool:
-        """Whether a step could use them."""
-        found = [norm for _, _, norm in self.gradients.values()] + norms([*self.hessians.values()])
-        return all(map(math.isfinite, found))
+        """Return True if a step could use them."""
+        sizes = [norm for _, _, norm in self.gradients.values()] + norms([*self.hessians.values()])
+        return all(map(math.isfinite, sizes))
 
 
 def _two_fractions(name: str, value: Any) -> None:
@@ -171,7 +171,7 @@ class IVON(Sampler):
         return torch.full_like(p, as_number(group["hess_init"])) if name == "hessian" else torch.zeros_like(p)
 
     def noise_for(self, params: Any, hyper: dict[str, Any]) -> None:
-        """None: the update draws no noise, as the gradient was taken at weights that were drawn."""
+        """Return None: the update draws no noise, as the gradient was taken at weights that were drawn."""
         return None
 
     # ---------------------------------------------------------------- drawing weights
@@ -186,11 +186,11 @@ class IVON(Sampler):
         num_data, prior = as_number(group["num_data"]), as_number(group["prior_precision"])
         temperature = as_number(group["temperature"])
         # Not kept: a state dict with half of the state of a parameter that never gets a gradient would not load.
-        known = [self.state.get(p, {}).get("hessian") for p in params]
-        hessians = [self.initial_state(group, p, "hessian") if h is None else h for p, h in zip(params, known)]
-        found = list(torch._foreach_mul(hessians, num_data / temperature))
-        torch._foreach_add_(found, prior / temperature)
-        return found
+        averages = [self.state.get(p, {}).get("hessian") for p in params]
+        hessians = [self.initial_state(group, p, "hessian") if h is None else h for p, h in zip(params, averages)]
+        precisions = list(torch._foreach_mul(hessians, num_data / temperature))
+        torch._foreach_add_(precisions, prior / temperature)
+        return precisions
 
     @contextmanager
     def sampled_params(self) -> Iterator[None]:
@@ -212,10 +212,10 @@ class IVON(Sampler):
         try:
             with torch.no_grad():
                 for group in self.param_groups:
-                    if own := [p for p in group["params"] if p.requires_grad]:
-                        deviations = self._precisions(group, own)
-                        torch._foreach_sqrt_(deviations)
-                        torch._foreach_addcdiv_(own, [draw(p) for p in own], deviations)
+                    if trained := [p for p in group["params"] if p.requires_grad]:
+                        roots = self._precisions(group, trained)
+                        torch._foreach_sqrt_(roots)
+                        torch._foreach_addcdiv_(trained, [draw(p) for p in trained], roots)
                 for p in groups:
                     p.grad = None
             yield
@@ -236,7 +236,7 @@ class IVON(Sampler):
 
     @torch.no_grad()
     def _record(self, groups: Any, means: Any, before: dict[Tensor, Tensor | None]) -> dict[Tensor, Tensor | None]:
-        """Add a draw's ĥ = g·(θ−m)/σ² to the sum; returns the mean gradients; those before were ``before``."""
+        """Add a draw's ĥ = g·(θ−m)/σ² to the sum, and return the mean gradients; ``before`` are the earlier ones."""
         if all(gradient is None for gradient in before.values()) or not self._pending.finite():
             # The user has cleared the gradients, or no step will use them, as after one that a GradScaler has skipped.
             self._pending = _Draws()
@@ -254,14 +254,15 @@ class IVON(Sampler):
             elif pending.count:
                 gradients[p] = p.grad / (pending.count + 1)
         for group in self.param_groups:
-            if own := [p for p in group["params"] if p in groups and p.grad is not None]:
-                estimates = self._precisions(group, own)
-                torch._foreach_mul_(estimates, torch._foreach_sub(own, [means[p] for p in own]))
-                torch._foreach_mul_(estimates, [p.grad for p in own])
-                for p, estimate in zip(own, estimates, strict=True):
+            if reached := [p for p in group["params"] if p in groups and p.grad is not None]:
+                estimates = self._precisions(group, reached)
+                torch._foreach_mul_(estimates, torch._foreach_sub(reached, [means[p] for p in reached]))
+                torch._foreach_mul_(estimates, [p.grad for p in reached])
+                for p, estimate in zip(reached, estimates, strict=True):
                     hessians[p] = hessians[p] + estimate if p in hessians else estimate
-        found = {p: gradient for p, gradient in gradients.items() if gradient is not None}
-        kept = {p: (g, g._version, norm) for (p, g), norm in zip(found.items(), norms([*found.values()]), strict=True)}
+        present = {p: gradient for p, gradient in gradients.items() if gradient is not None}
+        sizes = norms([*present.values()])
+        kept = {p: (g, g._version, norm) for (p, g), norm in zip(present.items(), sizes, strict=True)}
         self._pending = _Draws(pending.count + 1, hessians, kept)
         return gradients
 
@@ -333,7 +334,7 @@ class IVON(Sampler):
         return evaluation
 
     def temperatures(self) -> list[dict[str, float]]:
-        """nan for every group: the parameters are a mean, and no chain that would have a temperature."""
+        """Return nan for every group: the parameters are a mean, and no chain that would have a temperature."""
         return [{"kinetic": float("nan"), "configurational": float("nan")} for _ in self.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
@@ -344,6 +345,9 @@ class IVON(Sampler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As for `SGLD`; draws that wait for a step are forgotten."""
+        for group in state_dict.get("param_groups", ()) if isinstance(state_dict, dict) else ():
+            if group.get("clip_radius") is not None or group.get("rescale_lr") is False:
+                raise ValueError("state_dict was saved with clip_radius= or rescale_lr=False, which IVON no longer has")
         super().load_state_dict(state_dict)
         self._pending = _Draws()
 

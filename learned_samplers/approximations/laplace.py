@@ -48,12 +48,12 @@ def laplace_samples(model: nn.Module, laplace: Any, count: int) -> SampleCollect
             f"laplace must be fitted to the last layer or to all weights of this {type(model).__name__}: its mean of "
             f"{mean.numel()} numbers is not what the model's last parameters hold"
         )
-    rest: dict[str, Tensor] = {name: p.detach() for name, p in parameters.items() if name not in names}
+    fixed: dict[str, Tensor] = {name: p.detach() for name, p in parameters.items() if name not in names}
     statistics = set(normalisation_buffers(model))
-    rest |= {name: buffer for name, buffer in model.named_buffers() if name in statistics}
+    fixed |= {name: buffer for name, buffer in model.named_buffers() if name in statistics}
     samples = []
     for draw in laplace.sample(count):
         parts = draw.split([parameters[name].numel() for name in names])
-        own = {name: part.view_as(parameters[name]) for name, part in zip(names, parts, strict=True)}
-        samples.append({**rest, **own})
+        drawn = {name: part.view_as(parameters[name]) for name, part in zip(names, parts, strict=True)}
+        samples.append({**fixed, **drawn})
     return SampleCollection.from_samples(model, samples)

@@ -69,6 +69,8 @@ class SWAG:
         validation.integer("burn_in", burn_in, least=0)
         validation.integer("thinning", thinning)
         validation.integer("rank", rank, least=2)
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise TypeError(f"generator must be a torch.Generator or None, got {generator!r}")
         self._model = model
         self._optimizer: Callable[[], Optimizer | None] = weakref.ref(optimizer)  # not kept alive, with its state
         self._params = self._trained(optimizer)
@@ -91,7 +93,7 @@ class SWAG:
         return self._count
 
     def _trained(self, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-        """The parameters that the optimizer trains now; ValueError if there is none, or one of another model."""
+        """Return the parameters that the optimizer trains; ValueError if there is none, or one of another model."""
         moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
         trained = {name: p for name, p in self._model.named_parameters() if id(p) in moved and p.requires_grad}
         if len(moved - {id(p) for p in self._model.parameters()}) or not trained:
@@ -155,21 +157,25 @@ class SWAG:
         if self._count < 2:
             raise RuntimeError(f"SWAG needs at least two states for a covariance, {self._count} collected")
         before = {name: p.detach().clone() for name, p in self._params.items()}
-        first = next(iter(self._mean.values()))
-        common = self._normal(first, (len(self._deviations),)) * math.sqrt(0.5 * scale / (len(self._deviations) - 1))
-        with torch.no_grad():
-            for name, p in self._params.items():
-                drawn = self._mean[name].clone()
-                drawn.addcmul_((self._variance[name] * (0.5 * scale)).sqrt_(), self._normal(drawn, tuple(p.shape)))
-                for weight, deviation in zip(common.tolist(), self._deviations, strict=True):
-                    drawn.add_(deviation[name], alpha=weight)
-                p.copy_(drawn)
         try:
+            self._draw(scale)
             yield
         finally:
             with torch.no_grad():
                 for name, value in before.items():
                     self._params[name].copy_(value)
+
+    @torch.no_grad()
+    def _draw(self, scale: float) -> None:
+        """Write a draw into the parameters, one after the other."""
+        first = next(iter(self._mean.values()))
+        common = self._normal(first, (len(self._deviations),)) * math.sqrt(0.5 * scale / (len(self._deviations) - 1))
+        for name, p in self._params.items():
+            drawn = self._mean[name].clone()
+            drawn.addcmul_((self._variance[name] * (0.5 * scale)).sqrt_(), self._normal(drawn, tuple(p.shape)))
+            for weight, deviation in zip(common.tolist(), self._deviations, strict=True):
+                drawn.add_(deviation[name], alpha=weight)
+            p.copy_(drawn)
 
     def detach(self) -> None:
         """Stop collecting; what was collected stays usable. Calling it again does nothing."""
@@ -186,7 +192,7 @@ class SWAG:
         return {"burn_in": self.burn_in, "thinning": self.thinning, "rank": self.rank, "generator": source}
 
     def state_dict(self) -> dict[str, Any]:
-        """What was collected, the settings, and the state of ``generator``; loads with ``weights_only=True``."""
+        """Return what was collected, the settings, and the state of ``generator``; loads with ``weights_only=True``."""
         return {
             "settings": self._settings(),
             "generator": None if self.generator is None else self.generator.get_state(),
@@ -194,7 +200,7 @@ class SWAG:
             "count": self._count,
             "mean": {name: t.clone() for name, t in self._mean.items()},
             "variance": {name: t.clone() for name, t in self._variance.items()},
-            "deviations": [dict(one) for one in self._deviations],
+            "deviations": [dict(deviation) for deviation in self._deviations],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -206,8 +212,12 @@ class SWAG:
         """
         try:
             noise, steps, count = state["generator"], int(state["steps"]), int(state["count"])
-            mean, variance, deviations = self._own(state["mean"]), self._own(state["variance"]), state["deviations"]
-            deviations = [self._own(one) for one in deviations]
+            mean, variance, deviations = (
+                self._copies(state["mean"]),
+                self._copies(state["variance"]),
+                state["deviations"],
+            )
+            deviations = [self._copies(deviation) for deviation in deviations]
             compare_settings(self._settings(), state["settings"], "the state dict")
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a state dict of SWAG ({type(error).__name__}: {error})") from error
@@ -229,8 +239,8 @@ class SWAG:
         self._steps, self._count = steps, count
         self._mean, self._variance, self._deviations = mean, variance, deviations[-self.rank :]
 
-    def _own(self, part: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copies of a saved tensor for each parameter, in the dtype and on the device of the means."""
+    def _copies(self, part: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copy a saved tensor for each parameter, in the dtype and on the device of the means."""
         if {name: tuple(t.shape) for name, t in part.items()} != {
             name: tuple(p.shape) for name, p in self._mean.items()
         }:

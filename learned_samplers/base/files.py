@@ -25,8 +25,10 @@ def write_atomically(path: Path, data: bytes, *, clean: bool = True) -> None:
     are removed first, which takes a look at the whole folder.
 
     Raises:
+        ValueError: the path is that of a device, a pipe or a socket.
         OSError: the system's errno (ENOSPC for a full disk) with the path; the temporary file is removed.
     """
+    refuse_special(path)
     if clean:
         _remove_leftovers(path)
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
@@ -51,6 +53,12 @@ def write_atomically(path: Path, data: bytes, *, clean: bool = True) -> None:
             os.close(descriptor)
 
 
+def refuse_special(path: Path) -> None:
+    """Raise ValueError if there is a device, a pipe or a socket at a path, where a file is to be."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ValueError(f"{path} is a device, a pipe or a socket, and no file: nothing was written")
+
+
 def append(path: Path, size: int, data: bytes) -> None:
     """Append ``data`` after the first ``size`` bytes of a file; anything behind them is dropped.
 
@@ -59,19 +67,21 @@ def append(path: Path, size: int, data: bytes) -> None:
     Raises:
         OSError: as `write_atomically`; the file ends after ``size`` bytes again.
     """
-    with open(path, "r+b") as file:
-        try:
-            file.truncate(size)
-            file.seek(size)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                os.ftruncate(file.fileno(), size)
-            if isinstance(error, OSError):
-                raise _named(error, path, data) from error
-            raise
+    try:
+        with open(path, "r+b", buffering=0) as file:  # a buffer would be written once more when the file is closed
+            try:
+                file.truncate(size)
+                file.seek(size)
+                left = memoryview(data)
+                while left:
+                    left = left[file.write(left) :]
+                os.fsync(file.fileno())
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(file.fileno(), size)
+                raise
+    except OSError as error:
+        raise _named(error, path, data) from error
 
 
 def _remove_leftovers(path: Path) -> None:
@@ -156,6 +166,7 @@ class FolderLock:
         self._pid = os.getpid()
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, "no lock can be made in a folder that is not writable", str(folder))
+        refuse_special(self.path)  # to read a pipe would wait for ever
         content = None
         while content is None:
             before = _read(self.path)  # some versions of filelock empty the file where they try
@@ -178,9 +189,9 @@ class FolderLock:
 
     def _sign(self, lock: filelock.BaseFileLock, before: bytes) -> bytes | None:
         """Write our name into the file; what it holds then, None where its last holder has just removed it."""
-        owner = _read(self.path)
-        if owner and owner != before:
-            return owner  # the lock is the file itself, and says whose it is in filelock's own words
+        holder = _read(self.path)
+        if holder and holder != before:
+            return holder  # the lock is the file itself, and says whose it is in filelock's own words
         owner = {"pid": self._pid, "host": socket.gethostname(), "token": os.urandom(8).hex()}
         try:
             with open(self.path, "r+b") as file:

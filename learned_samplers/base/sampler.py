@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar
@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from learned_samplers.base import prior as priors
 from learned_samplers.base import prior_mean as prior_means
 from learned_samplers.base import sharding, step, validation
 from learned_samplers.base.group_keys import in_our_names, refuse_unknown
@@ -34,6 +35,7 @@ from learned_samplers.base.guards import (
     side_by_side,
 )
 from learned_samplers.base.guards.clipping import ClippingWatch
+from learned_samplers.base.guards.outside import OutsideChanges
 from learned_samplers.base.noise import ReseedingWatch
 from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite
 from learned_samplers.base.prior_mean import PriorMean
@@ -42,6 +44,7 @@ from learned_samplers.base.settings import Configurable, choice, setting
 from learned_samplers.base.step import Evaluation, GroupInputs, blocks
 
 _PLAIN = nullcontext()
+Precision = float | Mapping[str, float] | priors.Prior
 
 
 def _generator(name: str, value: Any) -> None:
@@ -82,10 +85,12 @@ class Sampler(ResumableOptimizer, Configurable):
         check=validation.non_negative,
         doc="T; 1 is the Bayes posterior, below 1 a cold posterior, 0 an optimizer.",
     )
-    prior_precision: float = setting(
+    prior_precision: Precision = setting(
         default=0.0,
         check=validation.non_negative,
-        doc="λ of the Gaussian prior N(μ, 1/λ), in 1/θ²; a weight decay of λ/N on the mean loss.",
+        doc="λ of the Gaussian prior N(μ, 1/λ), in 1/θ²; a weight decay of λ/N on the mean loss. A dict has one "
+        'by name of the parameter ({"*.weight": 0.3, "*.bias": 1.0}); a prior of `learned_samplers.priors` one by '
+        "fan-in, or one that is sampled with the weights.",
     )
     prior_mean: PriorMean = setting(
         default=None,
@@ -170,7 +175,11 @@ class Sampler(ResumableOptimizer, Configurable):
 
     def __init__(self, params: Any, *positional: Any, **keywords: Any):
         keywords = in_our_names(type(self).__name__, keywords, self.declared)
-        values = self.prepare(validation.in_order(params), self.named(positional, keywords))
+        params, values = validation.in_order(params), self.named(positional, keywords)
+        self.prior = priors.prior_of(values["prior_precision"])
+        if self.prior is not None:
+            params, values["prior_precision"] = priors.split(params, self.prior), 0.0
+        values = self.prepare(params, values)
         self.check_settings(values, of_sampler=True, new=True)
         for name, declared in self.declared.items():
             if declared.of_sampler:
@@ -197,7 +206,7 @@ class Sampler(ResumableOptimizer, Configurable):
         self.checked = hyperparameters.CheckedValues()
         #: Shape of the gradient and dtype of each parameter in its first step.
         self.first_shapes: dict[Tensor, tuple[torch.Size, torch.dtype]] = {}
-        self.clipping, self.reseeding = ClippingWatch(), ReseedingWatch()
+        self.clipping, self.reseeding, self.outside = ClippingWatch(), ReseedingWatch(), OutsideChanges()
 
     # ---------------------------------------------------------------- settings of the groups
 
@@ -218,6 +227,11 @@ class Sampler(ResumableOptimizer, Configurable):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as in `torch.optim.Optimizer`, after checking its settings and tensors."""
+        prior = getattr(self, "prior", None)
+        if prior is not None and isinstance(param_group, dict) and "prior_precision" not in param_group:
+            for part in priors.split([param_group], prior):
+                self.add_param_group(part)
+            return
         listed = validation.listed_parameters(param_group)
         others = [p for group in self.param_groups for p in group["params"]]
         validation.validate_parameters(listed, others)
@@ -287,10 +301,16 @@ class Sampler(ResumableOptimizer, Configurable):
                     self.advance(group, inputs)
             for group in self.param_groups:
                 group["step"] += 1
+            if self.prior is not None and self.prior.every and self.step_count % self.prior.every == 0:
+                self.prior.draw(self)
+            if self.outside.watching:
+                self.outside.note(self)
         return evaluation.loss
 
     def _compiled_step(self, closure: Callable[[], Any] | None) -> Any:
         """A step inside of ``torch.compile``, where nothing can be raised by a value, remembered or undone."""
+        if self.prior is not None and self.prior.every:
+            raise NotImplementedError(f"a step that draws {self.prior!r} cannot be compiled: compile the network")
         evaluation = self.evaluate(closure)
         precision.refuse_compiled(evaluation)
         shards.refuse_compiled(self)
@@ -314,6 +334,8 @@ class Sampler(ResumableOptimizer, Configurable):
             if number >= len(last) or not all(map(operator.is_, now, last[number])):
                 hyperparameters.check_changed(self)
                 break
+        if self.outside.watching:
+            self.outside(self)
         if self.saved_weights is not None:
             resumed.other_weights(self)
         if self.schedule is not None or "sampling_temperature" in self.param_groups[0]:
@@ -383,8 +405,9 @@ class Sampler(ResumableOptimizer, Configurable):
         """The rule's keyword arguments, read from the group at every step, since a scheduler may have changed them."""
         if keep_tensors or torch.compiler.is_compiling():
             return {name: group[name] for name in self.hyperparameters}
-        values = ((name, group[name]) for name in self.hyperparameters)
-        return {name: value.item() if isinstance(value, Tensor) else value for name, value in values}
+        values = [group[name] for name in self.hyperparameters]
+        numbers = [value.item() if isinstance(value, Tensor) else value for value in values]
+        return dict(zip(self.hyperparameters, numbers, strict=True))
 
     def inner_optimizers(self) -> list[torch.optim.Optimizer]:
         """Optimizers that a step of this one drives."""
@@ -443,7 +466,7 @@ class Sampler(ResumableOptimizer, Configurable):
         return {"kinetic": kinetic, "configurational": virial / size if size else float("nan")}
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("generator", "schedule", "distributed", "replicated", "broken_off")
+        names = ("generator", "schedule", "distributed", "replicated", "broken_off", "prior")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in names}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from learned_samplers.base import prior_mean, sharding, validation
 from learned_samplers.base.guards import broken_off, precision, resumed, shards
 from learned_samplers.base.noise import NoisyOptimizer
 from learned_samplers.base.operations import as_number
+from learned_samplers.base.prior import Prior
 from learned_samplers.base.warning import warn
 
 
@@ -39,6 +40,8 @@ class ResumableOptimizer(NoisyOptimizer):
     agreed: bool = False
     #: The device mesh that the parameters are sharded over.
     mesh: Any = None
+    #: A prior with a precision for each parameter, None where it is one number.
+    prior: Prior | None = None
     #: The `CyclicalSchedule` that is attached to this sampler, or None.
     schedule: Any = None
 
@@ -129,7 +132,8 @@ class ResumableOptimizer(NoisyOptimizer):
         self.broken_off = False
         self.saved_weights = state_dict["sampler"].get("weight_sums") if self.mesh is None else None
         self._loaded()
-        for key in ("num_data", "temperature", "prior_precision"):
+        drawn = self.prior is not None and self.prior.every
+        for key in ("num_data", "temperature", *(() if drawn else ("prior_precision",))):
             pairs = ((_target(group, key), _target(saved, key)) for group, saved in zip(groups, filled, strict=True))
             before, now = next((pair for pair in pairs if pair[0] != pair[1]), (None, None))
             if before is not None:
@@ -359,7 +363,7 @@ def _validate_tensor(name: str, value: Any, shape: tuple[int, ...]) -> None:
 
 
 #: What a saved state says of its sampler, beside the sampler's name and the generators, where it does.
-_TYPES: dict[str, type | tuple[type, ...]] = {
+_TYPES: dict[str, type] = {
     "shapes": list,
     "dtypes": list,
     "weight_sums": list,
@@ -383,7 +387,7 @@ def _checksum(saved: dict[str, Any]) -> int:
     tensors += [state for _, state in sorted(saved["sampler"]["rng"].items())]
     for x in tensors:
         if isinstance(x, Tensor):
-            crc = zlib.crc32(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), crc)
+            crc = zlib.crc32(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, crc)
     return crc
 
 

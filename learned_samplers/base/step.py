@@ -79,7 +79,11 @@ def collect(sampler: Any, loss: Any = None) -> Evaluation:
         return evaluation
     gradients = [gradient for inputs in evaluation.groups for gradient in inputs.gradients]
     params = [p for inputs in evaluation.groups for p in inputs.params]
-    slopes, weights = joint_norms(gradients, sampler.mesh), joint_norms(_in_turn(sampler, params), sampler.mesh)
+    share = max(_PARAMETERS_A_STEP, -(-len(params) // _TURNS))
+    if len(params) > share:
+        start = sampler.param_groups[0]["step"] * share % len(params)
+        params = (params + params[:share])[start : start + share]
+    slopes, weights = joint_norms(gradients, sampler.mesh), joint_norms(params, sampler.mesh)
     values = [value for _, value in (*slopes, *weights)]
     if not all(map(math.isfinite, values)):
         _report(sampler, "gradient", lambda p: p.grad)
@@ -91,14 +95,6 @@ def collect(sampler: Any, loss: Any = None) -> Evaluation:
     limits = [_SAFE.get(dtype, 1e3) for dtype, _ in (*slopes, *weights, *weights)]
     evaluation.large = not all(map(operator.le, values, limits))
     return evaluation
-
-
-def _in_turn(sampler: Any, params: list[Tensor]) -> list[Tensor]:
-    share = max(_PARAMETERS_A_STEP, -(-len(params) // _TURNS))
-    if len(params) <= share:
-        return params
-    start = sampler.param_groups[0]["step"] * share % len(params)
-    return (params + params[:share])[start : start + share]
 
 
 def _of_group(sampler: Any, group: dict[str, Any], evaluation: Evaluation) -> GroupInputs:

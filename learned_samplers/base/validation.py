@@ -23,10 +23,9 @@ def number(name: str, value: Any) -> float:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
-    try:
-        value = float(value)
-    except OverflowError:  # an integer beyond all floats
-        value = math.inf
+    if isinstance(value, Integral):
+        _below_2_63(name, value)
+    value = float(value)
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value}")
     return value
@@ -67,18 +66,25 @@ def fraction(name: str, value: Any, *, open_left: bool = False, open_right: bool
         raise ValueError(f"{name} must lie in {interval}, got {value}")
 
 
-#: The largest count: beyond it floats skip integers, and loops over it would not end.
-MOST = 2**53
-
-
 def integer(name: str, value: Any, *, least: int = 1) -> None:
-    """``value`` is an integer of at least ``least`` and at most 2⁵³; one of NumPy's will do."""
+    """``value`` is an integer of at least ``least``; one of NumPy's will do."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
-    if value > MOST:
-        raise ValueError(f"{name} must be at most 2**53, got {value}")
+    _below_2_63(name, value)
+
+
+def seed(name: str, value: Any) -> int:
+    """``value``, an integer from 0 on, as a Python integer: torch's generators take no other."""
+    integer(name, value, least=0)
+    return int(value)
+
+
+def _below_2_63(name: str, value: Any) -> None:
+    """Raise ValueError for an integer that torch, which has 64 bits for it, cannot hold."""
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name} must be an integer of at most 64 bits, got one of {int(value).bit_length()}")
 
 
 def truth(name: str, value: Any) -> None:
@@ -92,6 +98,24 @@ def module(name: str, value: Any) -> None:
     if not isinstance(value, torch.nn.Module):
         what = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
         raise TypeError(f"{name} must be a torch.nn.Module, got {what}")
+
+
+def tensor(name: str, value: Any) -> None:
+    """``value`` is a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {value!r:.60} of type {type(value).__name__}")
+
+
+def function(name: str, value: Any, example: str) -> None:
+    """``value`` can be called, as ``example`` can."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, as {example} is, got {value!r:.60} of type {type(value).__name__}")
+
+
+def generator(name: str, value: Any) -> None:
+    """``value`` is a generator of torch, or None."""
+    if value is not None and not isinstance(value, torch.Generator):
+        raise TypeError(f"{name} must be a torch.Generator, got {value!r:.60} of type {type(value).__name__}")
 
 
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:

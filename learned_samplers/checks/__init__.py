@@ -1,6 +1,18 @@
 """Is a sampler's stationary distribution right, and how large may its step be?"""
 
 from learned_samplers.checks.check import CurvatureResult, SamplerReport, check_sampler
+from learned_samplers.checks.law import Law, LawReport
 from learned_samplers.checks.step_size import StepSizeReport, suggest_lr
+from learned_samplers.checks.targets import Kernel, Target
 
-__all__ = ["CurvatureResult", "SamplerReport", "StepSizeReport", "check_sampler", "suggest_lr"]
+__all__ = [
+    "CurvatureResult",
+    "Kernel",
+    "Law",
+    "LawReport",
+    "SamplerReport",
+    "StepSizeReport",
+    "Target",
+    "check_sampler",
+    "suggest_lr",
+]

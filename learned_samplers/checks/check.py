@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
 from learned_samplers.checks.linear import read_linear_step
 from learned_samplers.checks.moments import correlated
-from learned_samplers.checks.protocol import made_by, refuse
+from learned_samplers.checks.protocol import Factory, made_by, refuse
 from learned_samplers.checks.report import CurvatureResult, SamplerReport, judge
 from learned_samplers.checks.simulation import Simulation
 from learned_samplers.classical.hmc import HMC
-
-Factory = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 # Steps that are run without being asked for.
 _MOST_STEPS = 200_000
@@ -111,6 +108,10 @@ def check_sampler(
         RuntimeError: its step calls ``backward()`` on the closure's loss.
     """
     shape = _shape(coordinates)
+    seed = validation.seed("seed", seed)
+    validation.one_of("per_chain", per_chain, (None, True, False))
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(f"dtype must be a real floating-point dtype of torch, got {dtype!r}")
     validation.positive("tolerance", tolerance)
     validation.non_negative("gradient_noise", gradient_noise)
     if validation.number("refinement", refinement) <= 1:
@@ -118,6 +119,8 @@ def check_sampler(
     for name, values in (("stiffness", stiffness), ("curvature", curvature)):
         if values is not None and not isinstance(values, list | tuple):
             raise TypeError(f"{name} must be a tuple or a list of numbers, got {type(values).__name__}")
+        for i, value in enumerate(values or ()):
+            validation.positive(f"{name}[{i}]", value)
     if not (stiffness if curvature is None else curvature):
         raise ValueError("stiffness or curvature must have at least one value")
     if without_replacement is not None:
@@ -134,8 +137,8 @@ def check_sampler(
         raise ValueError(f"coordinates must be a number where each is a chain of its own, got {shape}")
     group = probe.param_groups[0]
 
-    def of_target(name: str, given: float | None, default: float | None) -> float:
-        value = as_number(group.get(name, default)) if given is None else given
+    def of_target(name: str, argument: float | None, default: float | None) -> float:
+        value = as_number(group.get(name, default)) if argument is None else argument
         if value is None:
             raise ValueError(f"{name} must be given: the sampler's parameter group has none")
         return validation.number(name, value)
@@ -144,10 +147,11 @@ def check_sampler(
     t = of_target("temperature", temperature, 1.0)
     prior = of_target("prior_precision", prior_precision, 0.0)
     lr = validation.number("lr", group["lr"])
+    validation.positive("lr", lr)
+    validation.positive("num_data", n)
     validation.positive("temperature", t)
+    validation.non_negative("prior_precision", prior)
     curvatures = [s * n / lr for s in stiffness] if curvature is None else list(curvature)
-    for k in curvatures:
-        validation.positive("curvature", k)
     targets = [t / (k + prior) for k in curvatures]
 
     refine = refinement
@@ -172,21 +176,21 @@ def check_sampler(
 
     results, unstable = [], not all(math.isfinite(m["measured_variance"]) for m in measured)
     for i, (k, target, m) in enumerate(zip(curvatures, targets, measured, strict=True)):
-        found = {"curvature": k, "target_variance": target, **m}
+        row = {"curvature": k, "target_variance": target, **m}
         if refined is None:
-            expected, fine = (float(row[i].stationary_covariance(without_replacement)[0, 0]) for row in maps)  # type: ignore
+            expected, fine = (float(steps_of[i].stationary_covariance(without_replacement)[0, 0]) for steps_of in maps)  # type: ignore
             unstable |= not math.isfinite(expected)
-            found |= {"expected_variance": expected, "remembered": 0.0}
+            row |= {"expected_variance": expected, "remembered": 0.0}
         else:
             expected, finer = m["measured_variance"], refined[i]
             fine = finer["measured_variance"]
-            found |= {
+            row |= {
                 "refined_error": finer["standard_error"],
                 "refined_kurtosis": finer["kurtosis"],
                 "refined_kurtosis_error": finer["kurtosis_error"],
                 "remembered": max(m["remembered"], finer["remembered"]),
             }
-        results.append(CurvatureResult(**found, bias=expected / target - 1, refined_bias=fine / target - 1))
+        results.append(CurvatureResult(**row, bias=expected / target - 1, refined_bias=fine / target - 1))
     metropolis = getattr(probe, "badge", "") == "exact"
     shared = correlated(joint, None if linear else run.joint, tolerance, refine)
     verdict, passed, reason = judge(results, linear, unstable, tolerance, refine, metropolis, shared)

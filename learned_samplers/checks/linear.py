@@ -43,8 +43,8 @@ class ScriptedNoise(TorchFunctionMode):
         value = float(self.values.get(self.count, 0.0))
         self.count += 1
         if func in _IN_PLACE:
-            given = dict(zip(("mean", "std"), args[1:], strict=False)) | kwargs
-            drawn = args[0].fill_(given.get("mean", 0.0) + given.get("std", 1.0) * value)
+            law = dict(zip(("mean", "std"), args[1:], strict=False)) | kwargs
+            drawn = args[0].fill_(law.get("mean", 0.0) + law.get("std", 1.0) * value)
         else:
             kwargs.pop("generator", None)
             like = func in _LIKE
@@ -176,8 +176,8 @@ def read_linear_step(
     return LinearStep(names, transition, noise, pushed, offset)
 
 
-def _close(found: np.ndarray, expected: np.ndarray) -> bool:
-    return np.allclose(found, expected, rtol=1e-9, atol=1e-12)
+def _close(measured: np.ndarray, expected: np.ndarray) -> bool:
+    return np.allclose(measured, expected, rtol=1e-9, atol=1e-12)
 
 
 def _closure(theta: Tensor, slope: float, push: float = 0.0) -> Callable[[], Any]:

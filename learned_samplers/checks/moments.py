@@ -1,4 +1,4 @@
-"""What a simulation's states say of its law: are coordinates Gaussian, independent, and clear of where they began?"""
+"""Moments of a simulation: are its coordinates Gaussian, independent, and clear of where they began?"""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ class JointMoment:
     errors: float
 
     def bound(self, tolerance: float) -> float:
-        """What it may be."""
+        """Largest absolute value that independent coordinates may have."""
         return max(tolerance, self.errors * self.error)
 
     def exceeds(self, tolerance: float) -> bool:
-        """Whether it is more than independent coordinates leave to chance."""
+        """True if the moment is more than independent coordinates leave to chance."""
         return abs(self.value) > self.bound(tolerance)
 
     def __str__(self) -> str:
@@ -124,7 +124,7 @@ class JointLaw:
         n = unit[0].shape[1]
         overlaps = [z.double() @ z.double().T / n for z in unit]
         waves = [torch.fft.rfft(z) for z in unit]
-        found = []
+        moments = []
         for i, k in enumerate(self.curvatures):
             spread = float(overlaps[i].square().mean())
             errors = torch.full((n,), math.sqrt(spread / n))
@@ -132,20 +132,20 @@ class JointLaw:
                 errors[n // 2] *= math.sqrt(2)  # half as many pairs, each of them twice
             far, value, error = _largest(_products(waves[i], waves[i], n), errors, 1)
             text = f"{{}} between those {far} apart, at the curvature {k:g}"
-            found.append(JointMoment(text, value, error, _OF_CORRELATIONS))
+            moments.append(JointMoment(text, value, error, _OF_CORRELATIONS))
             for size in _sizes(n):
                 sums = unit[i][:, : n // size * size].unflatten(1, (-1, size)).sum(2)
                 excess = float(sums.double().square().mean()) / size - 1
                 text = f"sums over {size:,} neighbours have {{}} the variance that they should, at the curvature {k:g}"
-                found.append(JointMoment(text, excess, math.sqrt(2 * spread * size / n), _OF_SUMS))
+                moments.append(JointMoment(text, excess, math.sqrt(2 * spread * size / n), _OF_SUMS))
             for j in range(i):
                 spread = float((overlaps[i] * overlaps[j]).mean())
                 errors = torch.full((n,), math.sqrt(max(spread, 0.0) / n))
                 far, value, error = _largest(_products(waves[j], waves[i], n), errors, 0)
                 where = f"at places {far} apart" if far else "at the same place"
                 text = f"{{}} between those {where} of the tensors of curvatures {self.curvatures[j]:g} and {k:g}"
-                found.append(JointMoment(text, value, error, _OF_CORRELATIONS))
-        return found
+                moments.append(JointMoment(text, value, error, _OF_CORRELATIONS))
+        return moments
 
 
 def correlated(

@@ -1,4 +1,4 @@
-"""What `check_sampler` and `suggest_lr` ask of a sampler: a step that takes their closure, and a chain to look at."""
+"""Protocol of a sampler that `check_sampler` and `suggest_lr` can run: its maker, its step, its closure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+
+#: Makes a sampler from a list of parameters.
+Factory = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 
 def refuse(sampler: Any, what: str) -> None:

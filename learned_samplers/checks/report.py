@@ -1,4 +1,4 @@
-"""What `check_sampler` found, and the verdict on it."""
+"""Results of `check_sampler`, and the verdict on them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REMEMBERED = 0.05
 
 @dataclass(frozen=True)
 class CurvatureResult:
-    """What was found on one Gaussian: variances in units of θ², temperatures in units of the target's T."""
+    """Measurements on one Gaussian: variances in units of θ², temperatures in units of the target's T."""
 
     curvature: float
     target_variance: float
@@ -114,8 +114,8 @@ def judge(
     coarse, fine = max(abs(r.bias) for r in results), max(abs(r.refined_bias) for r in results)
     unseen = [x for x, biases in ((resolution, max(coarse, fine)), (finer, fine)) if biases <= x > _COARSE * tolerance]
     if unseen:  # a bias that a chain as noisy as this cannot see need not be there, nor vanish with lr
-        found = f"found biases of {coarse:.0%} at lr and {fine:.0%} at lr/{refine:g}"
-        return "unresolved", False, f"the simulation resolves {unseen[0]:.0%} only, and {found}: give more steps="
+        biases = f"found biases of {coarse:.0%} at lr and {fine:.0%} at lr/{refine:g}"
+        return "unresolved", False, f"the simulation resolves {unseen[0]:.0%} only, and {biases}: give more steps="
     if max(coarse, fine) <= resolution:
         verdict = "exact" if linear or (metropolis and resolution <= _SMALL) else "no bias seen"
     elif not all(abs(r.refined_bias) <= max(finer, 2 * abs(r.bias) / refine) for r in results):
@@ -150,7 +150,7 @@ def judge(
 
 
 def _fourth_moment(results: list[CurvatureResult], tolerance: float, refine: float) -> tuple[str, bool]:
-    """What is to be said of the kurtosis, "" where it is 3, and whether it stays off with lr, as a bias may not."""
+    """Remark on the kurtosis, "" where it is 3, and True if it stays off as lr goes down, as a bias may not."""
 
     def off(kurtosis: float, error: float) -> bool:
         return abs(kurtosis / 3 - 1) > max(tolerance, _OF_KURTOSES * error / 3)
@@ -160,9 +160,9 @@ def _fourth_moment(results: list[CurvatureResult], tolerance: float, refine: flo
         return off(r.refined_kurtosis, r.refined_kurtosis_error) and abs(r.refined_kurtosis - 3) > bound
 
     lasting = [r for r in results if lasts(r)]
-    found = lasting or [r for r in results if off(r.kurtosis, r.kurtosis_error)]
-    if not found:
+    off_results = lasting or [r for r in results if off(r.kurtosis, r.kurtosis_error)]
+    if not off_results:
         return "", False
-    r = max(found, key=lambda r: abs(r.kurtosis - 3))
+    r = max(off_results, key=lambda r: abs(r.kurtosis - 3))
     finer = "" if math.isnan(r.refined_kurtosis) else f" at lr, {r.refined_kurtosis:.2f} at lr/{refine:g}"
     return f"kurtosis {r.kurtosis:.2f}{finer}, of a Gaussian 3", bool(lasting)

@@ -54,7 +54,7 @@ class ReshuffledNoise:
 
 @dataclass
 class Simulation:
-    """One parameter tensor of the shape ``shape`` for each curvature; see `check_sampler`."""
+    """Chains of one sampler, with a parameter tensor of the shape ``shape`` for each curvature; see `check_sampler`."""
 
     factory: Callable[[list[Tensor]], torch.optim.Optimizer]
     curvatures: list[float]
@@ -80,7 +80,7 @@ class Simulation:
         All nan if the chain leaves the range of numbers, where the sampler refuses to go on.
 
         Raises:
-                ValueError: it samples in less than one of ten steps.
+            ValueError: it samples in less than one of ten steps.
         """
         self.joint, self.sampling_share = [], 1.0
         try:
@@ -141,7 +141,7 @@ class Simulation:
         return rows
 
     def _take(self, steps: int, step: Callable[[], Any], sampler: Any) -> None:
-        """So many steps in which the sampler samples, and those between, of which there may be ``_waits`` in all."""
+        """Take ``steps`` steps in which the sampler samples, and those between: ``_waits`` at most in all."""
         while steps:
             step()
             sampling = bool(getattr(sampler, "is_sampling", True))

@@ -15,9 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
-from learned_samplers.checks.check import Factory
 from learned_samplers.checks.linear import LinearStep, read_linear_step
-from learned_samplers.checks.protocol import made_by, refuse
+from learned_samplers.checks.protocol import Factory, made_by, refuse
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -30,7 +29,7 @@ _BATCHES = 16
 
 @dataclass(frozen=True)
 class StepSizeRow:
-    """What one learning rate costs."""
+    """Bias and heat at one learning rate."""
 
     lr: float
     #: Relative error of the variance along the stiffest direction, with full gradients.
@@ -50,9 +49,10 @@ class StepSizeReport:
     residual: float
     #: Learning rates from here on diverge along the stiffest direction.
     stability_limit: float
-    #: The largest learning rate, up to an eighth of the limit, with at most the allowed bias (and heat, if bounded).
+    #: The largest learning rate, up to an eighth of the limit, with at most the allowed bias and heat.
     suggested: float
     allowed_bias: float
+    #: None without ``batch_size``.
     allowed_heat: float | None
     batch_size: int | None
     rows: tuple[StepSizeRow, ...]
@@ -100,8 +100,9 @@ def suggest_lr(
 
     The stiffest direction is the worst one: softer ones have less bias. Call it at trained weights: at random
     ones the curvature differs. The noise of minibatches adds heat, which has nothing to do with the curvature: say
-    your ``batch_size`` to see it. Where it is large, as at low temperatures, it and not the posterior sets the spread
-    of the chain, unless the data are reshuffled each epoch, which removes most of it along soft directions.
+    your ``batch_size``, and the suggestion bounds it. Where it is large, as at low temperatures, it and not the
+    posterior sets the spread of the chain, unless the data are reshuffled each epoch, which removes most of it along
+    soft directions.
 
     Args:
         model: the network, at the weights in question, in the mode in which it is sampled.
@@ -109,8 +110,9 @@ def suggest_lr(
         data: inputs and targets; some thousand examples are enough.
         sampler: makes the sampler from a list of parameters, as for `check_sampler`. Its lr may be any.
         allowed_bias: bound on the relative error of the variance along the stiffest direction.
-        allowed_heat: bound on what minibatches add to the temperature; None only reports it. Needs ``batch_size``.
-        batch_size: examples of a minibatch, to measure the heat of their noise; None leaves it out.
+        allowed_heat: bound on what minibatches add to the temperature, as a share of it; by default ``allowed_bias``.
+            Needs ``batch_size``.
+        batch_size: examples of a minibatch, whose noise heats the chain: measured and bounded. None for full gradients.
         iterations: Hessian-vector products over ``data``; as many vectors of the weights' size are kept.
         chunk_size: examples differentiated at once.
         seed: of everything random.
@@ -118,20 +120,23 @@ def suggest_lr(
     Raises:
         TypeError, ValueError: an argument that cannot be used, by name; a sampler whose step is not the same linear
             map each time on a quadratic (`PSGLD`, `SGNHT`, `CyclicalSGMCMC`, the learned ones, `HMC`), or that is
-            unstable at every lr; a loss without
-            positive curvature.
+            unstable, or too biased or too hot, at every lr; a loss without positive curvature.
         FloatingPointError: the loss or its derivatives are not finite.
     """
+    validation.module("model", model)
+    validation.function("loss", loss, "torch.nn.functional.cross_entropy")
     validation.positive("allowed_bias", allowed_bias)
+    seed = validation.seed("seed", seed)
     validation.integer("iterations", iterations)
     validation.integer("chunk_size", chunk_size)
     inputs, targets = validation.inputs_and_targets(data)
-    if batch_size is not None:
-        validation.integer("batch_size", batch_size)
     if allowed_heat is not None:
         validation.positive("allowed_heat", allowed_heat)
         if batch_size is None:
             raise ValueError("allowed_heat needs batch_size, got None")
+    if batch_size is not None:
+        validation.integer("batch_size", batch_size)
+        allowed_heat = allowed_bias if allowed_heat is None else allowed_heat
     generator = torch.Generator().manual_seed(seed)
     mean_loss = MeanLoss(model, loss, inputs, targets, chunk_size)
     if not mean_loss.weights:
@@ -178,15 +183,15 @@ class _Probe:
             raise ValueError(f"sampler must have num_data in its parameter groups, got {self.name}")
 
     def step(self, lr: float, curvature: float, push: float = 0.0) -> LinearStep:
-        found = None  # a Metropolis test is not linear
+        step = None  # a Metropolis test is not linear
         if self.name != "HMC":
-            found = read_linear_step(self.factory, curvature, push, lr / self.lr)
-        if found is None:
+            step = read_linear_step(self.factory, curvature, push, lr / self.lr)
+        if step is None:
             raise ValueError(
                 f"sampler must move a quadratic's coordinates by the same linear map at each step, which {self.name} "
                 "does not; of one that adapts or explores give the sampler that it samples with"
             )
-        return found
+        return step
 
     def stable(self, lr: float) -> bool:
         return self.step(lr, self.curvature).spectral_radius < 1
@@ -220,7 +225,10 @@ class _Probe:
         while not right(low):
             low /= 4
             if low < 1e-9 / self.curvature:
-                raise ValueError(f"sampler {self.name} has a bias above {allowed_bias:.0%} at every lr")
+                raise ValueError(
+                    f"sampler {self.name} has a bias above {allowed_bias:.0%} or a heat above {allowed_heat:.0%} at "
+                    "every lr"
+                )
         return low if low == limit else self._bisect(low, low * 4, right)
 
     def row(self, lr: float) -> StepSizeRow:

@@ -121,6 +121,6 @@ class KnownLoss:
 def _surroundings(sampler: Any, values: dict[Tensor, Tensor]) -> list[Any]:
     """Everything that a loss may depend on beside the sampled values, as far as a sampler can see it."""
     keys = ("num_data", "temperature", "prior_precision")
-    numbers = [as_number(sampler.param_groups[0][key]) for key in keys]
+    numbers = [as_number(group[key]) for group in sampler.param_groups for key in keys]
     others: Sequence[Tensor] = [p for group in sampler.param_groups for p in group["params"] if p not in values]
     return [*numbers, *((id(p), None if p.is_inference() else p._version) for p in others)]

@@ -71,9 +71,6 @@ class HMC(Sampler):
         doc="N·ε², so that ε = √(lr/N) as in `SGHMC`.",
     )
     temperature: float = setting(default=1.0, check=validation.positive, shared=True, doc="T > 0.")
-    prior_precision: float = setting(
-        default=0.0, check=validation.non_negative, shared=True, doc="λ of the prior N(0, 1/λ), in 1/θ²."
-    )
     leapfrog_steps: int = setting(default=10, check=validation.integer, shared=True, doc="L ≥ 1.")
     adapt_steps: int = setting(
         default=0,

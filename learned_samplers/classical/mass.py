@@ -32,7 +32,7 @@ def weight_of_gradient(step: Any, decay: float, settled: Any = None) -> Any:
         return weight
     weight_while_settling = 1 / (settled + REMEMBERED)
     larger = torch.maximum if isinstance(weight_while_settling, Tensor) else max
-    return larger(weight, weight_while_settling)  # type: ignore[operator]
+    return larger(weight, weight_while_settling)
 
 
 class Mass(Protocol):

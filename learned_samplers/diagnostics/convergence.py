@@ -1,14 +1,16 @@
 """Convergence diagnostics: is a chain long enough?
 
-The diagnostics take draws: an array or tensor (chain, draw, ...), an ArviZ ``InferenceData`` as from ``to_arviz``,
-one `PosteriorSamples` or a list of them, one per chain; one that was merged counts as its chains (1,000 evenly spaced
-coordinates are taken; choose others by calling ``to_arviz`` yourself; 10,000 coordinates take seconds). Draws need not
-be weights: in function space, where the symmetries of networks do no harm, they are
+The diagnostics take draws: an array or tensor (chain, draw, ...), a list of them (draw, ...), one per chain, an ArviZ
+``InferenceData`` as from ``to_arviz``, one `PosteriorSamples` or a list of them, one per chain; one that was merged
+counts as its chains (1,000 evenly spaced coordinates are taken; choose others by calling ``to_arviz`` yourself; 10,000
+coordinates take seconds). Of chains of unequal length as many draws are taken as the shortest has, the last ones. Draws
+need not be weights: in function space, where the symmetries of networks do no harm, they are
 ``posterior.predict_samples(x)[None]``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,12 +27,15 @@ MINIMUM_DRAWS = 4
 def _as_draws(draws: Any) -> np.ndarray:
     if isinstance(draws, SampleCollection):
         draws = [draws]
-    if isinstance(draws, list | tuple) and draws and all(isinstance(one, SampleCollection) for one in draws):
-        draws = draws[0].to_arviz(*draws[1:])
     if hasattr(draws, "posterior"):
         draws = draws.posterior["weights"].values
-    if isinstance(draws, Tensor):
-        draws = draws.detach().double().cpu().numpy()
+    if isinstance(draws, list | tuple) and draws:
+        if all(isinstance(chain, SampleCollection) for chain in draws):
+            draws = _weights(draws)
+        if all(getattr(chain, "ndim", 0) for chain in draws):
+            shortest = min(len(chain) for chain in draws)
+            draws = [_numbers(chain)[len(chain) - shortest :] for chain in draws]
+    draws = _numbers(draws)
     try:
         values = np.asarray(draws, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -41,6 +46,22 @@ def _as_draws(draws: Any) -> np.ndarray:
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
         raise ValueError(f"draws must be finite, got {values[where]} at {where}")
     return values
+
+
+def _numbers(draws: Any) -> Any:
+    return draws.detach().double().cpu().numpy() if isinstance(draws, Tensor) else draws
+
+
+def _weights(collections: Sequence[SampleCollection]) -> list[np.ndarray]:
+    """Weights (draw, coordinate) of every chain; ValueError where two are of different networks."""
+    chains = [chain for collection in collections for chain in (collection.split() or [collection])]
+    if len({len(chain) for chain in chains}) == 1:
+        return list(chains[0].to_arviz(*chains[1:]).posterior["weights"].values)
+    groups = [chain.to_arviz().posterior for chain in chains]
+    for position, group in enumerate(groups):
+        if list(group["parameter"].values) != list(groups[0]["parameter"].values):
+            raise ValueError(f"draws[{position}] has other parameters than draws[0]")
+    return [group["weights"].values[0] for group in groups]
 
 
 def _by_arviz(name: str, values: np.ndarray, method: str) -> np.ndarray:
@@ -58,7 +79,7 @@ def _require_draws(values: np.ndarray, minimum: int) -> None:
 
 
 def ess(draws: Any, method: str = "mean") -> np.ndarray:
-    """How many independent draws the samples of each coordinate are worth, all chains together.
+    """Return how many independent draws the samples of each coordinate are worth, all chains together.
 
     The effective sample size is n / (1 + 2 Σ_t ρ_t), ρ_t the autocorrelations.
 

@@ -1,4 +1,4 @@
-"""How different samples are: the angles between them, and the loss on the lines from one to another."""
+"""Differences between samples: the angles between them, and the loss on the lines from one to another."""
 
 from __future__ import annotations
 
@@ -17,41 +17,48 @@ from learned_samplers.posterior import SampleCollection
 State = Mapping[str, Tensor]
 
 
-def cosine_similarity(samples: Iterable[State] | Tensor, origin: State | Tensor | None = None) -> np.ndarray:
-    """How alike samples are as vectors of weights: the matrix (K, K) of ⟨θ_i, θ_j⟩ / (‖θ_i‖ ‖θ_j‖).
+def cosine_similarity(
+    samples: Iterable[State] | Tensor | np.ndarray, origin: State | Tensor | np.ndarray | None = None
+) -> np.ndarray:
+    """Cosines of the angles between samples as vectors of weights, (K, K): ⟨θ_i, θ_j⟩ / (‖θ_i‖ ‖θ_j‖).
 
     Args:
         samples: a collection of samples, any sequence of dictionaries of tensors (in any order of their names), or a
-            tensor (K, d).
+            tensor or array (K, d).
         origin: what every sample is measured from, in the form of one of them. Samples of one chain share its initial
             weights, independent networks what their initialisations have in common (ones, and means of biases): with
             these as the origin the cosine says how far they went the same way.
 
     Raises:
+        TypeError: samples, or the origin, are neither dictionaries of tensors nor tensors.
         ValueError: fewer than one sample, different names or shapes, or a sample of norm zero.
     """
-    rows = list(samples)
-    if not rows:
+    if not isinstance(samples, Iterable):
+        raise TypeError(f"samples must be samples or a tensor (K, d), got {type(samples).__name__}")
+    states = {f"samples[{k}]": state for k, state in enumerate(samples)}
+    count = len(states)
+    if not count:
         raise ValueError("samples must hold at least one sample, got none")
-    first = rows[0]
-    named = [(f"samples[{k}]", row) for k, row in enumerate(rows)]
-    for name, row in named if origin is None else [*named, ("origin", origin)]:
-        if not isinstance(row, Tensor) and not isinstance(first, Tensor):
-            if row.keys() != first.keys():
-                raise ValueError(f"{name} has other names than samples[0]: {sorted(row.keys() ^ first.keys())}")
-            if _shapes(row) != _shapes(first):
-                raise ValueError(f"{name} has other shapes than samples[0]")
-    names = () if isinstance(first, Tensor) else tuple(first)
+    if origin is not None:
+        states["origin"] = origin
+    first = states["samples[0]"]
+    for name, state in states.items():
+        if not isinstance(state, Mapping if isinstance(first, Mapping) else Tensor | np.ndarray):
+            expected = "a dictionary of tensors" if isinstance(first, Mapping) else "a tensor"
+            raise TypeError(f"{name} must be {expected}, got {type(state).__name__}")
+        if isinstance(state, Mapping) and state.keys() != first.keys():
+            raise ValueError(f"{name} has other names than samples[0]: {sorted(state.keys() ^ first.keys())}")
+        if isinstance(state, Mapping) and _shapes(state) != _shapes(first):
+            raise ValueError(f"{name} has other shapes than samples[0]")
+    names = tuple(first) if isinstance(first, Mapping) else ()
     vectors = [
-        row.detach().double().cpu().flatten()
-        if isinstance(row, Tensor)
-        else torch.cat([row[name].detach().double().cpu().flatten() for name in names or row])
-        for row in (rows if origin is None else [*rows, origin])
+        torch.cat([_vector(state[name]) for name in names]) if isinstance(state, Mapping) else _vector(state)
+        for state in states.values()
     ]
     sizes = [len(vector) for vector in vectors]
     if len(set(sizes)) != 1:
         raise ValueError(f"samples must have the same number of parameters, got {sizes}")
-    matrix = torch.stack(vectors[: len(rows)])
+    matrix = torch.stack(vectors[:count])
     if origin is not None:
         matrix = matrix - vectors[-1]
     norms = matrix.norm(dim=1, keepdim=True)
@@ -97,8 +104,15 @@ def loss_lines(
         TypeError, ValueError: an argument that cannot be used, or a loss that is not finite.
     """
     validation.integer("num_points", num_points, least=3)
+    if not isinstance(samples, Sequence | SampleCollection):
+        raise TypeError(f"samples must be a sequence of samples, got {type(samples).__name__}")
+    if not callable(loss):
+        raise TypeError(f"loss must be a function of a dictionary of weights, got {type(loss).__name__}")
     count = len(samples)
-    chosen = list(combinations(range(count), 2)) if pairs is None else [(int(i), int(j)) for i, j in pairs]
+    try:
+        chosen = list(combinations(range(count), 2)) if pairs is None else [(int(i), int(j)) for i, j in pairs]
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"pairs must be pairs of indices, got {pairs!r}") from error
     if wrong := [pair for pair in chosen if not all(-count <= k < count for k in pair)]:
         raise ValueError(f"pairs must be indices of the {count} samples, got {wrong[0]}")
     if not chosen:
@@ -131,6 +145,10 @@ def _between(first: Tensor, second: Tensor, t: float) -> Tensor:
 def _wide(tensor: Tensor) -> torch.dtype:
     """The dtype for points between samples, of which one of storage alone may keep three digits."""
     return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _vector(values: Tensor | np.ndarray) -> Tensor:
+    return torch.as_tensor(values).detach().double().cpu().flatten()
 
 
 def _shapes(state: State) -> dict[str, torch.Size]:

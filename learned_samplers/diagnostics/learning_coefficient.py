@@ -20,7 +20,7 @@ from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks import suggest_lr
 from learned_samplers.checks.step_size import MeanLoss
 from learned_samplers.classical.sgld import SGLD
-from learned_samplers.diagnostics.settling import effective_size, rhat
+from learned_samplers.posterior.settling import effective_size, rhat
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 #: Steps between two looks at the temperature.
@@ -60,7 +60,7 @@ class LearningCoefficient:
 
     @property
     def settled(self) -> bool:
-        """Whether R̂ ≤ 1.1, at least ten losses a chain are effective, and the temperature is right within a tenth."""
+        """True if R̂ ≤ 1.1, ten losses a chain are effective, and the temperature is right within a tenth."""
         return self.rhat <= 1.1 and self.effective >= 10 * len(self.chains) and abs(self.temperature_ratio - 1) <= 0.1
 
     def __float__(self) -> float:
@@ -146,9 +146,11 @@ def local_learning_coefficient(
         FloatingPointError: a chain diverged: lower lr.
     """
     validation.module("model", model)
-    made = sampler.func if isinstance(sampler, partial) else sampler
-    known = isinstance(made, type) and issubclass(made, Sampler)
-    if not (known and "prior_mean" in inspect.signature(sampler).parameters):
+    if not callable(loss):
+        raise TypeError(f"loss must be a function of outputs and targets, got {type(loss).__name__}")
+    cls = sampler.func if isinstance(sampler, partial) else sampler
+    is_sampler = isinstance(cls, type) and issubclass(cls, Sampler)
+    if not (is_sampler and "prior_mean" in inspect.signature(sampler).parameters):
         raise TypeError(f"sampler must be a class of sampler that takes prior_mean, got {sampler!r}")
     inputs, targets = validation.inputs_and_targets(data)
     n = float(len(inputs)) if num_data is None else validation.number("num_data", num_data)
@@ -157,34 +159,47 @@ def local_learning_coefficient(
     t = math.log(n) if temperature is None else validation.number("temperature", temperature)
     validation.positive("temperature", t)
     validation.positive("localization", localization)
-    for name, value, least in (("num_chains", num_chains, 1), ("burn_in", burn_in, 0), ("steps", steps, 1)):
+    counts = (("num_chains", num_chains, 1), ("burn_in", burn_in, 0), ("steps", steps, 1), ("seed", seed, 0))
+    for name, value, least in counts:
         validation.integer(name, value, least=least)
-    size = len(inputs) if batch_size is None else batch_size
-    validation.integer("batch_size", size)
-    size = min(size, len(inputs))
+    if seed >= 2**63:
+        raise ValueError(f"seed must be below 2**63, got {seed}")
+    if batch_size is not None:
+        validation.integer("batch_size", batch_size)
+    size = len(inputs) if batch_size is None else min(int(batch_size), len(inputs))
+    num_chains, seed = int(num_chains), int(seed)
     settings: dict[str, Any] = {"num_data": n, "temperature": t, "prior_precision": localization * t}
     make: Callable[..., Sampler] = sampler
     if lr is None:
         noise = None if size == len(inputs) else size
-        lr = suggest_lr(
-            copy.deepcopy(model),
-            loss,
-            (inputs, targets),
-            lambda p: make(p, lr=0.1, **settings),
-            allowed_bias=0.05,
-            allowed_heat=None if noise is None else 0.05,
-            batch_size=noise,
-        ).suggested
+        try:
+            lr = suggest_lr(
+                copy.deepcopy(model),
+                loss,
+                (inputs, targets),
+                lambda p: make(p, lr=0.1, **settings),
+                allowed_bias=0.05,
+                allowed_heat=None if noise is None else 0.05,
+                batch_size=noise,
+            ).suggested
+        except ValueError as error:
+            if "no positive curvature" not in str(error):
+                raise
+            raise ValueError(
+                f"{error}, so that no lr follows from it: give lr= yourself, the largest with which the result prints "
+                "'settled' and a temperature within a few hundredths of the wanted one"
+            ) from error
     validation.positive("lr", lr)
     still = copy.deepcopy(model)  # batch norm in training mode counts what it sees
     torch.manual_seed(seed)  # so that a loss with a noise of its own gives the same error again
-    found = [_mean_loss(still, loss, inputs, targets, size) for _ in range(3)]
-    if (layer := _random_layer(model)) or max(found) - min(found) > 1e-4 * abs(found[0]) + 1e-7:
+    repeated = [_mean_loss(still, loss, inputs, targets, size) for _ in range(3)]
+    initial = repeated[0]
+    if (layer := _random_layer(model)) or max(repeated) - min(repeated) > 1e-4 * abs(initial) + 1e-7:
+        values = "{:.6g}, {:.6g} and {:.6g}".format(*repeated)
         raise ValueError(
-            f"model must have one loss at given weights, got {found[0]:.6g}, {found[1]:.6g} and {found[2]:.6g}{layer}: "
-            "call model.eval() first, or take a loss without random numbers"
+            f"model must have one loss at the same weights, got {values}{layer}: call model.eval() first, or take a "
+            "loss without random numbers"
         )
-    initial = found[0]
     MeanLoss(model, loss, inputs, targets, size).refuse_sums()
     batches = math.ceil(len(inputs) / size)
     warm, measured = math.ceil(burn_in / batches), math.ceil(steps / batches)
@@ -220,15 +235,15 @@ def local_learning_coefficient(
     chains = n / t * (losses[:, warm:].mean(1) - initial)
     kept = losses[:, warm:]
     half = measured // 2
-    error = float(chains.std(ddof=1) / math.sqrt(num_chains)) if num_chains > 1 else math.nan
+    standard_error = float(chains.std(ddof=1) / math.sqrt(num_chains)) if num_chains > 1 else math.nan
     decay = float(walker.param_groups[0].get("momentum_decay", 1.0))
     return LearningCoefficient(
         value=float(chains.mean()),
-        standard_error=error,
+        standard_error=standard_error,
         chains=tuple(float(c) for c in chains),
         initial_loss=initial,
         losses=losses,
-        sampler=made.__name__,
+        sampler=cls.__name__,
         lr=float(lr),
         temperature=t,
         localization=float(localization),

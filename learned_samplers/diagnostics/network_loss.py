@@ -1,4 +1,4 @@
-"""How wrong a network is about known classes, as a function of its weights."""
+"""Loss of a network on labelled examples, as a function of its weights."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def network_loss(
 ) -> Callable[[dict[str, Tensor]], float]:
     """A loss for :func:`loss_lines`: the network's mean loss over (x, labels) as a function of its weights.
 
-    Of a sample's own weights it is that of the sample's prediction. What `SampleCollection.predict` refuses is refused
-    here too, when the loss is first computed.
+    At a sample's weights it is the loss of that sample's prediction. It refuses what `SampleCollection.predict`
+    refuses, when the loss is first computed.
 
     Args:
         samples: whose network, frozen parameters and buffers are used.
@@ -43,16 +43,17 @@ def network_loss(
         OwnBuffers: a network with running statistics, or samples with different buffers.
         TypeError, ValueError: an argument that cannot be used.
     """
+    if not isinstance(samples, SampleCollection):
+        raise TypeError(f"samples must be a SampleCollection, got {type(samples).__name__}")
     validation.one_of("kind", kind, ("nll", "error"))
     if output == "regression":
         raise ValueError(f"output must say where the classes are for kind={kind!r}, got 'regression', which has none")
-    given = as_tensor("labels", labels)
+    classes = as_tensor("labels", labels)
     first = next(iter(x.values() if isinstance(x, Mapping) else x), None) if isinstance(x, Mapping | tuple) else x
     count = len(as_tensor("x", first))
-    if given.shape[:1] != (count,):
-        raise ValueError(
-            f"labels must have one entry for each of {count} inputs, got {len(given) if given.ndim else 'one number'}"
-        )
+    if classes.shape[:1] != (count,):
+        number = len(classes) if classes.ndim else "one number"
+        raise ValueError(f"labels must have one entry for each of {count} inputs, got {number}")
     is_function = callable(output)
     predict = samples.function_of_weights(
         x,
@@ -65,8 +66,10 @@ def network_loss(
     )
 
     def evaluate(state: dict[str, Tensor]) -> float:
-        found = predict(state)
-        return _mean_loss(probabilities("output", found).clamp_min(FLOOR).log() if is_function else found, given, kind)
+        logs = predict(state)
+        if is_function:
+            logs = probabilities("output", logs).clamp_min(FLOOR).log()
+        return _mean_loss(logs, classes, kind)
 
     return evaluate
 

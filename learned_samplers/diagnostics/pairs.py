@@ -18,9 +18,9 @@ from learned_samplers.metrics.arrays import FLOOR, class_labels, probabilities
 from learned_samplers.posterior import SampleCollection
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Exploration:
-    """How the P pairs of samples differ. Each field has shape (P,), in the order of ``pairs``.
+    """Differences of the P pairs of samples. Each field has shape (P,), in the order of ``pairs``.
 
     Attributes:
         pairs: P pairs of indices.
@@ -44,19 +44,23 @@ class Exploration:
 
     def by_separation(self) -> dict[float, dict[str, float]]:
         """The median of every measure over the pairs of each separation, from the nearest to the furthest."""
-        found = {}
+        medians = {}
         for steps in np.unique(self.separation):
             chosen = self.separation == steps
-            found[float(steps)] = {name: _median(getattr(self, name)[chosen]) for name in MEASURES}
-        return found
+            medians[float(steps)] = {name: _median(getattr(self, name)[chosen]) for name in MEASURES}
+        return medians
 
     def summary(self) -> dict[str, float]:
         """The median of every measure over all pairs."""
         return {name: _median(getattr(self, name)) for name in MEASURES}
 
+    def __repr__(self) -> str:
+        medians = ", ".join(f"{name} {value:.3g}" for name, value in self.summary().items())
+        return f"Exploration of {len(self.pairs)} pairs, {len(self.lines.pairs)} of them with lines; medians: {medians}"
+
 
 #: The measures of an `Exploration`, by the names of its attributes.
-MEASURES = tuple(each.name for each in fields(Exploration) if each.name not in ("pairs", "separation", "lines"))
+MEASURES = tuple(field.name for field in fields(Exploration) if field.name not in ("pairs", "separation", "lines"))
 
 
 def exploration(
@@ -85,6 +89,11 @@ def exploration(
         TypeError, ValueError: an argument that cannot be used.
         OwnBuffers: samples with different buffers, none of which belong to weights between two samples.
     """
+    if not isinstance(samples, SampleCollection):
+        raise TypeError(
+            f"samples must be a SampleCollection, got {type(samples).__name__}: SampleCollection.from_samples(model, "
+            "states) makes one"
+        )
     if max_lines is not None:
         validation.integer("max_lines", max_lines)
     loss: Callable[[dict[str, Tensor]], float] = network_loss(samples, x, labels, **how)
@@ -104,7 +113,7 @@ def exploration(
     if probs.ndim == 2:  # the probability of class 1 of two
         probs = probs.unsqueeze(-1)
     matrices = (cosine_similarity(samples, origin), *_predictions(probs, labels))
-    cosine, kl, differ, ambiguity = (each[first, second] for each in matrices)
+    cosine, kl, differ, ambiguity = (matrix[first, second] for matrix in matrices)
     return Exploration(pairs, apart, cosine, kl, differ, ambiguity, barrier, lines)
 
 
@@ -113,8 +122,8 @@ def _predictions(probs: Tensor, labels: Tensor) -> list[np.ndarray]:
     p = probabilities("output", probs, ndim=3).clamp_min(FLOOR)
     flat, count = p.flatten(1), p.shape[1]
     cross = flat @ flat.log().T / count  # Σ p_i·log p_j, the mean over examples
-    own = cross.diagonal()
-    kl = (own[:, None] + own[None, :] - cross - cross.T) / 2
+    entropy = -cross.diagonal()
+    kl = (-entropy[:, None] - entropy[None, :] - cross - cross.T) / 2
     best = p.argmax(-1)
     target = class_labels(labels, p[0])
     true = p.gather(2, target.expand(len(p), -1).unsqueeze(-1)).squeeze(-1)
@@ -124,9 +133,9 @@ def _predictions(probs: Tensor, labels: Tensor) -> list[np.ndarray]:
         differ[k] = (best != best[k]).double().mean(1)
         together[k] = -((true + true[k]) / 2).log().mean(1)
     ambiguity = (loss[:, None] + loss[None, :]) / 2 - together
-    return [each.cpu().numpy() for each in (kl.clamp_min(0), differ, ambiguity.clamp_min(0))]
+    return [matrix.cpu().numpy() for matrix in (kl.clamp_min(0), differ, ambiguity.clamp_min(0))]
 
 
 def _median(values: np.ndarray) -> float:
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if len(known) else float("nan")
+    measured = values[~np.isnan(values)]
+    return float(np.median(measured)) if len(measured) else float("nan")

@@ -4,6 +4,6 @@ from learned_samplers.base.optional import require
 
 require("sklearn", "estimators")  # the estimators below are classes of its
 
-from learned_samplers.estimators.mlp import BayesianMLPClassifier, BayesianMLPRegressor  # noqa: E402
+from learned_samplers.estimators.mlp import SEARCH, BayesianMLPClassifier, BayesianMLPRegressor  # noqa: E402
 
-__all__ = ["BayesianMLPClassifier", "BayesianMLPRegressor"]
+__all__ = ["SEARCH", "BayesianMLPClassifier", "BayesianMLPRegressor"]

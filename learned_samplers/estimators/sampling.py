@@ -1,4 +1,4 @@
-"""Warm up, then sample: chains side by side from fresh weights to samples, with a verdict, nothing to tune by hand."""
+"""Warm up, then sample: chains side by side from fresh weights to samples, with nothing to tune by hand."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from learned_samplers.classical.baoa import BAOA
+from learned_samplers.classical.baoa import baoa_rule
 from learned_samplers.classical.mclmc import mclmc_rule, step_length
+from learned_samplers.estimators.progress import Progress
 from learned_samplers.posterior import Chains, SampleCollection
 
 #: Mean negative log-likelihood (K,) of these rows of the training data under every chain; None for all rows.
 Losses = Callable[[Tensor | None], Tensor]
+#: Judges states of `flatten`'s parameter and their temperature while more are sampled: True where they are enough.
+Enough = Callable[[Tensor, float], bool]
 
 #: Wanted mean of ΔE²/d at the beginning and at the end of the search for a step size. On linear regressions with 13 to
 #: 121 weights all come out 2 to 3 % too wide, the stiffest 3 to 5 %. At 0.1, which is MILE's (Sommer et al., 2025), all
 #: are 6 % too wide, and the stiffest direction may double; below 0.02 networks mix more slowly.
 ENERGY_VARIANCE = (0.1, 0.02)
+#: Largest energy error that the search counts, in wanted ones. A network that gives its own noise has rare steps, where
+#: the noise is narrow, with errors a million times as large: counted in full, each halves the steps of all that follow.
+LARGEST_RATIO = 100.0
 #: Squared error of a warm-up, in those of a fit of the means alone, above which it begins again from that fit.
 EXPLAINED_AWAY = 4.0
 #: Weight of what its average has seen before, at each step.
@@ -31,7 +37,7 @@ RESTARTS = 8
 
 
 class Trace(NamedTuple):
-    """What sampling has seen: U of every chain (step, K), the temperature of the kept states, and lr.
+    """Record of the sampling: U of every chain (step, K), the temperature of the kept states, and lr.
 
     The temperature is the mean of (θ − θ̄)·∇U/d, θ̄ the mean of a chain: 1 at equilibrium, below it as long as a chain
     is shorter than its slowest directions.
@@ -51,26 +57,37 @@ def warm_up(
     *,
     steps: int,
     lr: float = 0.01,
+    generator: torch.Generator | None = None,
+    progress: Progress | None = None,
 ) -> int:
     """Train every chain by Adam with a cosine, and leave each where its loss on the held-out rows was lowest.
 
-    They are looked at 60 times, and it ends where 20 of these have made no chain better.
+    The held-out rows are looked at 60 times; after 20 looks at which no chain was better the training ends.
 
     Args:
         rows, held_out: indices of the rows to train on and of those to stop by; without the latter all steps are made.
+        generator: source of the minibatches; None for torch's global one.
+        progress: told of the steps.
 
     Returns:
         The number of steps made.
     """
     flat = flatten(chains)
-    optimizer = torch.optim.Adam([flat], lr=lr)
+    mean, square = torch.zeros_like(flat.data), torch.zeros_like(flat.data)
     best, kept = torch.full((chains.count,), math.inf), flat.detach().clone()
     every, since = max(1, steps // 60), 0
+    if progress is not None:
+        progress.begin("warm-up", steps)
     for step in range(1, steps + 1):
-        batch = rows if len(rows) <= 128 else rows[torch.randint(len(rows), (128,))]
-        flat.grad = gradient(chains, losses(batch) + chains.prior_energy() / num_data)
-        optimizer.step()
-        optimizer.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
+        batch = rows if len(rows) <= 128 else rows[torch.randint(len(rows), (128,), generator=generator)]
+        slopes = gradient(chains, losses(batch) + chains.prior_energy() / num_data)
+        # Adam by hand: to make one of torch's optimizers imports its compiler, which takes as long as many a fit.
+        mean.lerp_(slopes, 0.1)
+        square.lerp_(slopes.square(), 0.001)
+        rate = lr * 0.5 * (1 + math.cos(math.pi * (step - 1) / steps)) / (1 - 0.9**step)
+        flat.data.addcdiv_(mean, (square / (1 - 0.999**step)).sqrt_().add_(1e-8), value=-rate)
+        if progress is not None:
+            progress.step(step)
         if len(held_out) and step % every == 0:
             with torch.no_grad():
                 now = losses(held_out)
@@ -95,11 +112,13 @@ def begin_with_means(
     num_data: int,
     *,
     steps: int,
+    generator: torch.Generator | None = None,
+    progress: Progress | None = None,
 ) -> int:
     """Warm up again from a fit of the means alone, where the warm-up has explained rows away by a wide noise.
 
-    That is where its squared error on the held-out rows is more than `EXPLAINED_AWAY` times that of a fit without
-    noise, from the same ``fresh`` weights, in a sixth of the steps. Elsewhere the chains stay where they are.
+    It has where its squared error on the held-out rows is more than `EXPLAINED_AWAY` times that of a fit without noise,
+    from the same ``fresh`` weights, in a sixth of the steps. Elsewhere the chains stay where they are.
 
     Args:
         squares: squared error (K,) of these rows.
@@ -112,16 +131,19 @@ def begin_with_means(
         error = squares(held_out).mean()
     warmed = flatten(chains).detach().clone()
     flatten(chains).data.copy_(fresh)
-    made = warm_up(chains, squares, rows, held_out, num_data, steps=max(1, steps // 6))
+    sources = {"generator": generator, "progress": progress}
+    made = warm_up(chains, squares, rows, held_out, num_data, steps=max(1, steps // 6), **sources)
     with torch.no_grad():
         explained = bool(error <= EXPLAINED_AWAY * squares(held_out).mean())
     if explained:
         flatten(chains).data.copy_(warmed)
         return made
-    return made + warm_up(chains, losses, rows, held_out, num_data, steps=steps)
+    return made + warm_up(chains, losses, rows, held_out, num_data, steps=steps, **sources)
 
 
-def equalise(chains: Chains, losses: Losses, num_data: int, prior_precision: float) -> None:
+def equalise(
+    chains: Chains, losses: Losses, num_data: int, prior_precision: float, generator: torch.Generator | None = None
+) -> None:
     """Give every weight the scale s = H^(−¼), H = N·E[g²] + λ, by gradients of single small batches.
 
     H is the diagonal of the empirical Fisher information; H^(−½) would make the diagonal of the curvature 1, and ¼
@@ -132,7 +154,7 @@ def equalise(chains: Chains, losses: Losses, num_data: int, prior_precision: flo
     squares = {name: torch.zeros_like(w) for name, w in chains.weights().items()}
     for _ in range(rounds):
         chains.zero_grad()
-        losses(torch.randint(num_data, (size,))).sum().backward()
+        losses(torch.randint(num_data, (size,), generator=generator)).sum().backward()
         for total, p in zip(squares.values(), chains.parameters(), strict=True):
             assert p.grad is not None
             total += p.grad.square() * (size / rounds)
@@ -156,36 +178,40 @@ def sample(
     samples: int,
     batch_size: int | None,
     seed: int,
+    enough: Enough | None = None,
+    progress: Progress | None = None,
 ) -> tuple[SampleCollection, Trace]:
     """Sample all chains: find step size and momentum length, freeze both, keep samples, find the burn-in.
 
-    On the full data (``batch_size`` None) by the rule of `MCLMC`, whose step is set by its energy errors; on
-    minibatches by `BAOA`, whose step is the largest that their noise heats by at most `HEAT`. The prior is the chains'
-    own.
-
     Args:
-        model: a network of one chain, for the samples to predict with.
-        tuning_steps, steps: before and after both are frozen.
-        samples: how many of the latter to keep of each chain, less those of the burn-in.
-
-    Returns:
-        The samples, which know their chains, and the trace of the steps that were not for tuning.
+        num_data: rows of the training data.
+        model: a network, for the collection.
+        steps, samples: at most so many steps, from which so many samples of each chain are kept.
+        batch_size: rows a step, or None for all.
+        enough: asked after each quarter of the steps; sampling ends where it says so.
+        progress: told of the steps.
 
     Raises:
-        FloatingPointError: the energy is not finite, at however small a step.
+        FloatingPointError: an energy is not finite, however small the step.
     """
+    generator = torch.Generator().manual_seed(seed)
     flat = flatten(chains)
-    start, generator = flat.detach().clone(), torch.Generator().manual_seed(seed)
+    start = flat.detach().clone()
+    mover: Microcanonical | Thermal
     mover = (Microcanonical if batch_size is None else Thermal)(flat, num_data, generator)
-    # All at once: what is kept between the large tensors of a step would leave gaps that those no longer fit in.
+    scales = torch.cat([scale.reshape(chains.count, -1) for scale in chains._scales()], 1)
+    prior = chains.get_buffer("prior_precision").expand(chains.count)[:, None] * scales.square()  # of φ, by weight
     energies = torch.empty(steps, chains.count, dtype=torch.float64)
     kept, forces = (torch.empty(samples, *flat.shape, dtype=flat.dtype) for _ in range(2))
     step, restarts, count = -tuning_steps, 0, 0
+    if progress is not None:
+        progress.begin("sampling", tuning_steps + steps)
     while step < steps:
         rows = None if batch_size is None else torch.randint(num_data, (batch_size,), generator=generator)
-        found = losses(rows) + chains.prior_energy() / num_data
-        flat.grad = gradient(chains, found)
-        energy = num_data * found.detach().double()
+        found = losses(rows)
+        force = prior * flat.data
+        flat.grad = gradient(chains, found).add_(force, alpha=1 / num_data)
+        energy = num_data * found.detach().double() + 0.5 * (force * flat.data).sum(1)
         if not energy.isfinite().all():
             restarts += 1
             if restarts > RESTARTS:
@@ -203,12 +229,32 @@ def sample(
         if step < 0:
             mover.tune(1 + step / tuning_steps)
         step += 1
-    burn_in = min(count - 1, -(-burn_in_of(energies.mean(1)) * samples // steps))
-    states, gradients = kept[burn_in:count], forces[burn_in:count]
-    temperature = (
-        ((states - states.mean(0)) * gradients).sum().item() / states[1:].numel() if len(states) > 1 else math.nan
-    )
-    return collection(chains, list(states), model), Trace(energies, temperature, mover.lr)
+        if progress is not None:
+            progress.step(tuning_steps + step)
+        if enough is not None and 0 < step < steps and (4 * step) % steps < 4:
+            burn_in = _burn_in(energies[:step], count)
+            states = kept[burn_in:count]
+            position = flat.detach().clone()
+            finished = enough(states, _temperature(states, forces[burn_in:count]))
+            flat.data.copy_(position)
+            if finished:
+                break
+    burn_in = _burn_in(energies[: max(step, 0)], count)
+    states = kept[burn_in:count]
+    temperature = _temperature(states, forces[burn_in:count])
+    return collection(chains, list(states), model), Trace(energies[:step], temperature, mover.lr)
+
+
+def _burn_in(energies: Tensor, count: int) -> int:
+    """Return how many of the ``count`` samples kept at these energies (step, K) are left out."""
+    return min(count - 1, -(-burn_in_of(energies.mean(1)) * count // len(energies)))
+
+
+def _temperature(states: Tensor, forces: Tensor) -> float:
+    """Mean of (θ − θ̄)·∇U/d over states (sample, K, d); NaN of a single one."""
+    if len(states) < 2:
+        return math.nan
+    return ((states - states.mean(0)) * forces).sum().item() / states[1:].numel()
 
 
 def flatten(chains: Chains) -> nn.Parameter:
@@ -224,21 +270,21 @@ def flatten(chains: Chains) -> nn.Parameter:
 
 
 def gradient(chains: Chains, losses: Tensor) -> Tensor:
-    """The gradient of `flatten`'s parameter, of the losses (K,)."""
+    """Gradient of the losses (K,) in `flatten`'s parameter."""
     slopes = torch.autograd.grad(losses.sum(), list(chains.parameters()))
     return torch.cat([g.reshape(chains.count, -1) for g in slopes], 1)
 
 
 def collection(chains: Chains, kept: list[Tensor], model: nn.Module) -> SampleCollection:
-    """These states of `flatten`'s parameter as samples of one network, chain after chain."""
+    """Collect states of `flatten`'s parameter as samples of one network, chain after chain."""
     states = []
     for state in kept:
         start = 0
         for p in chains.parameters():
             p.data.copy_(state[:, start : (start := start + p[0].numel())].view(p.shape))
         states.append({name: w.detach() for name, w in chains.weights().items()})
-    single = [[{name: w[k] for name, w in state.items()} for state in states] for k in range(chains.count)]
-    return SampleCollection.merge([SampleCollection.from_samples(model, each) for each in single])
+    of_chain = [[{name: w[k] for name, w in state.items()} for state in states] for k in range(chains.count)]
+    return SampleCollection.merge([SampleCollection.from_samples(model, samples) for samples in of_chain])
 
 
 class Microcanonical:
@@ -283,7 +329,7 @@ class Microcanonical:
         if self.error is not None:
             first, last = ENERGY_VARIANCE
             wanted = first + (last - first) * progress
-            ratio = (self.error.square() / (size * wanted)).clamp(1e-8, 1e8)
+            ratio = (self.error.square() / (size * wanted)).clamp(1e-8, LARGEST_RATIO)
             weight = (-0.5 * (ratio.log() / 9).square()).exp()
             self._ratios = FORGET * self._ratios + (weight * ratio).mean().item() / self._last_lr**3
             self._weights = FORGET * self._weights + weight.mean().item()
@@ -299,27 +345,29 @@ class Thermal:
     """`BAOA`'s steps on minibatches, with the largest lr that their noise heats by at most `HEAT`."""
 
     def __init__(self, flat: nn.Parameter, num_data: int, generator: torch.Generator, lr: float = 1e-3) -> None:
-        self.sampler = BAOA([flat], lr=lr, num_data=num_data, momentum_decay=0.05, generator=generator)
-        self.flat, self._seen = flat, list[float]()
+        self.flat, self.num_data, self.generator, self.lr = flat, num_data, generator, lr
+        self.momentum = torch.zeros_like(flat.data)
+        self._heats = list[float]()
 
-    @property
-    def lr(self) -> float:
-        return self.sampler.param_groups[0]["lr"]
-
+    @torch.no_grad()
     def step(self, energy: Tensor) -> None:
-        self.sampler.step()
+        noise = torch.randn(self.flat.shape, generator=self.generator)
+        settings: dict[str, Any] = {"lr": self.lr, "num_data": self.num_data, "momentum_decay": 0.05}
+        settings |= {"temperature": 1.0, "prior_precision": 0.0}
+        moved, self.momentum = baoa_rule(self.flat, self.flat.grad, noise, self.momentum, **settings)
+        self.flat.copy_(moved)
 
     def tune(self, progress: float) -> None:
         """After every 50 steps raise lr where the mean of r² is below 1 + `HEAT`, and lower it above."""
-        self._seen.append(self.sampler.state[self.flat]["momentum"].square().mean().item())
-        if len(self._seen) == 50:
-            heat = sum(self._seen[25:]) / 25 - 1
-            self.sampler.param_groups[0]["lr"] *= min(1.3, max(0.7, (HEAT / max(heat, 1e-3)) ** 0.5))
-            self._seen.clear()
+        self._heats.append(self.momentum.square().mean().item())
+        if len(self._heats) == 50:
+            heat = sum(self._heats[25:]) / 25 - 1
+            self.lr *= min(1.3, max(0.7, (HEAT / max(heat, 1e-3)) ** 0.5))
+            self._heats.clear()
 
 
 def burn_in_of(trace: Tensor) -> int:
-    """Steps to leave out, half at most: those without which the mean of the rest has the smallest standard error.
+    """Steps to leave out, half at most, so that the mean of the others has the smallest standard error.
 
     MSER: White, An effective truncation heuristic for bias reduction in simulation output, Simulation 69, 1997.
     """

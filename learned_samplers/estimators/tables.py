@@ -1,4 +1,4 @@
-"""What a table is like, and what is wrong with it: scales, rounding, and columns that are refused by name."""
+"""Tables: their scales, their rounding, and columns that are refused by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import datetime
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from scipy.sparse import issparse
@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator
 
 
 def rounding(y: np.ndarray) -> float:
-    """Standard deviation of what rounding has taken from these numbers, Δ/√12; 0 where they hardly ever repeat.
+    """Standard deviation of the error by which numbers were rounded, Δ/√12; 0 where they hardly ever repeat.
 
     Δ is the smallest difference of two of them. A network that has learned repeated rows would else claim to know
     integers as exactly as the floor lets it, and lose thousands of nats at a row that contradicts them.
@@ -24,17 +24,52 @@ def rounding(y: np.ndarray) -> float:
     return float(np.diff(distinct).min()) / math.sqrt(12) if repeated else 0.0
 
 
-def location_and_scale(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Means and standard deviations of columns; a constant one is only centred."""
+def location_and_scale(values: np.ndarray, weights: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Means and standard deviations of columns, of weighted rows; a constant column is only centred."""
     size = np.abs(values).max(0)
     size = np.where(size > 0, size, 1.0)  # of which squares neither overflow nor vanish
-    mean, scale = (values / size).mean(0), (values / size).std(0)
+    mean = np.average(values / size, 0, weights)
+    scale = np.sqrt(np.average((values / size - mean) ** 2, 0, weights))
     return mean * size, np.where(scale > 1e-12 * np.abs(mean), scale * size, 1.0)
+
+
+class Standardised(NamedTuple):
+    """Maps rows to a network's inputs: standardised, and in their span where a table has many more columns than rows.
+
+    A table of n rows spans n directions at most. With a prior that is the same in every direction, a network of the
+    coordinates in that span, and of the distance from it, has the same predictive distribution for each row as one of
+    all columns: weights in directions that no row of `fit` has are those of the prior, whatever the data.
+    """
+
+    mean: np.ndarray
+    scale: np.ndarray
+    #: Orthonormal columns (features, directions); None where all columns are inputs.
+    basis: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, x: np.ndarray, weights: np.ndarray | None = None) -> Self:
+        """Standardise a table (rows, features), with weights of its rows."""
+        mean, scale = location_and_scale(x, weights)
+        if x.shape[1] < 2 * len(x):
+            return cls(mean, scale)
+        standard = (x - mean) / scale
+        squares, directions = np.linalg.eigh(standard @ standard.T)
+        chosen = squares > 1e-10 * max(squares[-1], 1e-300)
+        return cls(mean, scale, standard.T @ (directions[:, chosen] / np.sqrt(squares[chosen])))
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        standard = (x - self.mean) / self.scale
+        if self.basis is None:
+            return standard
+        inside = standard @ self.basis
+        square = (standard**2).sum(1)
+        distance = np.sqrt(np.maximum(square - (inside**2).sum(1), 0))
+        return np.column_stack([inside, np.where(distance > 1e-4 * np.sqrt(square), distance, 0)])
 
 
 @contextmanager
 def as_before_on_error(model: BaseEstimator) -> Iterator[None]:
-    """A fit that is refused or broken off leaves what was fitted before, or nothing."""
+    """Leave what was fitted before, or nothing, where a fit is refused or broken off."""
     before = dict(model.__dict__)
     try:
         yield
@@ -46,7 +81,7 @@ def as_before_on_error(model: BaseEstimator) -> Iterator[None]:
 
 @contextmanager
 def columns_named(X: Any, y: Any = None) -> Iterator[None]:
-    """Where a word, a date or a missing value is refused, name its column of X, or y, as NumPy does not."""
+    """Name the column of X, or y, where NumPy refuses a word, a date or a missing value without its place."""
     for name, table in (("X", X), ("y", y)):
         refuse_dates(name, table)
     try:
@@ -81,13 +116,13 @@ def columns_named(X: Any, y: Any = None) -> Iterator[None]:
 
 def refuse_dates(name: str, table: Any) -> None:
     """ValueError if a whole table is of dates or times, of which NumPy makes numbers, also of a missing one."""
-    kinds = np.ravel(np.asarray(getattr(table, "dtypes", getattr(table, "dtype", None)), dtype=object))
-    if len(kinds) and all(getattr(kind, "kind", "") in ("m", "M") for kind in kinds):
-        raise ValueError(f"{name} holds dates or times ({kinds[0]}): make numbers of them, days since the first say")
+    dtypes = np.ravel(np.asarray(getattr(table, "dtypes", getattr(table, "dtype", None)), dtype=object))
+    if len(dtypes) and all(getattr(dtype, "kind", "") in ("m", "M") for dtype in dtypes):
+        raise ValueError(f"{name} holds dates or times ({dtypes[0]}): make numbers of them, days since the first say")
 
 
 def _is_word(value: Any) -> bool:
-    """Whether it is a string that is no number, or a date."""
+    """True for a string that is no number, and for a date."""
     if isinstance(value, str):
         try:
             float(value)
@@ -98,7 +133,7 @@ def _is_word(value: Any) -> bool:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether it is None, pandas' NA or a number that is not finite."""
+    """True for None, pandas' NA and a number that is not finite."""
     return (
         value is None
         or type(value).__name__ in ("NAType", "NaTType")

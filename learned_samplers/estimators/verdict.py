@@ -1,4 +1,4 @@
-"""Has it settled? R̂, effective samples and temperature of chains side by side, and one line that says what to do."""
+"""Verdict on chains side by side, by what they predict: one line that says whether to trust it, and what to do."""
 
 from __future__ import annotations
 
@@ -6,57 +6,113 @@ from typing import NamedTuple
 
 import numpy as np
 
-from learned_samplers.diagnostics.settling import effective_size, rhat
+from learned_samplers.posterior.settling import effective_size, rhat
+
+#: Largest error of a prediction, in its spreads. It costs ½·0.25² = 0.03 nats a row.
+ERROR = 0.25
+#: Largest change of the log-density between the halves of the draws, in nats a row.
+DRIFT = 0.05
+#: Temperatures of chains that have been at their posterior.
+TEMPERATURES = (0.9, 1.1)
+#: Below and above these temperatures chains are far from it: they have hardly left where they began, or run too hot.
+COLD, HOT = 0.6, 1.25
 
 
 class Verdict(NamedTuple):
-    """What is known of the chains.
+    """Numbers about the chains, and two judgements.
 
     Attributes:
-        settled: whether every number is where it has to be.
+        settled: whether predictions can be expected to stay: ``error`` and ``drift`` are small, and the temperature is
+            not far from 1.
+        sampled: whether, beyond that, the weights have been sampled at the temperature that was asked for. Until then
+            the predictions are averages over trajectories.
+        error: standard error of the predictions, by the scatter of the chains, over the spread of what is predicted;
+            the root of the mean square over rows. The predictions of another run differ by √2 times that.
+        drift: log-density of the rows under the second half of the draws less that under the first, nats a row.
         within: R̂ between the halves of a chain, the 0.9 quantile over rows of the mean over chains: has each settled?
         across: split R̂ over the chains: do they agree? Networks that settle in different modes do not, and the average
             over them is the better for it.
         effective: effective samples of a prediction, all chains together; the median over rows.
         draws: samples of all chains.
-        temperature: mean of θ·∇U over the number of weights; 1 at equilibrium.
-        text: one line of it, with what to do.
+        temperature: mean of θ·∇U over the number of weights; 1 at equilibrium, below it as long as chains still spread.
+        advice: what to do, "" if nothing.
+        text: one line of all of it.
     """
 
     settled: bool
+    sampled: bool
+    error: float
+    drift: float
     within: float
     across: float
     effective: float
     draws: int
     temperature: float
+    advice: str
     text: str
 
 
-def verdict(predictions: np.ndarray, temperature: float) -> Verdict:
-    """Judge the chains by their predictions (chain, draw, row)."""
-    chains, draws, _ = predictions.shape
-    within = across = effective = float("nan")
+def verdict(predictions: np.ndarray, variances: np.ndarray, log_densities: np.ndarray, temperature: float) -> Verdict:
+    """Judge the chains.
+
+    Args:
+        predictions: (chain, draw, row, output): means, or probabilities of the classes.
+        variances: (row, output) of what is predicted: predictive variances, or the classes' probabilities.
+        log_densities: (chain, draw, row), of the rows' targets.
+        temperature: of the kept states.
+    """
+    chains, draws, rows, _ = predictions.shape
+    error = drift = within = across = effective = float("nan")
     if draws >= 4:
         half = draws // 2
-        halves = np.stack([predictions[:, :half], predictions[:, draws - half :]], 1)  # (chain, 2, half, row)
+        top = predictions.mean((0, 1)).argmax(-1)
+        judged = np.take_along_axis(predictions, np.broadcast_to(top[:, None], (chains, draws, rows, 1)), 3)[..., 0]
+        halves = np.stack([judged[:, :half], judged[:, draws - half :]], 1)  # (chain, 2, half, row)
         within = float(np.nanquantile(np.mean([rhat(chain) for chain in halves], 0), 0.9))
         across = float(np.nanquantile(rhat(halves.reshape(2 * chains, half, -1)), 0.9))
-        found = float(np.nanmedian(np.sum([effective_size(chain) for chain in predictions], 0)))
-        effective = min(found, float(chains * draws))  # of a few draws the estimate may be anything
+        sizes = np.sum([effective_size(chain) for chain in judged], 0)
+        effective = min(float(np.nanmedian(sizes)), float(chains * draws))  # of a few draws it may be anything
+        error = float(np.sqrt((_squared_errors(predictions) / variances).sum(-1).mean()))
+        first, second = (
+            np.logaddexp.reduce(part.reshape(-1, rows), 0)
+            for part in (log_densities[:, :half], log_densities[:, -half:])
+        )
+        drift = float((second - first).mean())
     reasons = []
     if draws < 4:
-        reasons.append(f"{draws} samples of a chain are too few to judge it: raise n_samples")
-    elif not within <= 1.2:
-        reasons.append("chains still drift: raise n_steps")
-    if draws >= 4 and not abs(temperature - 1) <= 0.1:
-        reasons.append(f"temperature {temperature:.2f} is not 1: raise n_steps, or prior_precision")
-    if draws >= 4 and not effective >= 10 * chains:
-        reasons.append(f"few effective samples: raise {'n_steps' if draws >= 20 else 'n_samples and n_steps'}")
-    settled = "not settled" if reasons else "settled" if across <= 1.2 else "settled, in modes that differ"
-    text = (
-        f"{settled}: R-hat {within:.2f} within chains and {across:.2f} across them, "
-        f"{effective:.0f} effective of {chains * draws} samples, temperature {temperature:.2f}"
+        reasons.append("a chain has too few samples to judge it: raise n_samples")
+    else:
+        if not temperature <= HOT:
+            reasons.append("chains are hotter than their posterior: raise tuning_steps, or prior_precision")
+        if temperature < COLD:
+            reasons.append("chains have hardly left where they began: raise n_steps")
+        if not abs(drift) <= DRIFT:
+            reasons.append("predictions still change: raise n_steps")
+        if not error <= ERROR:
+            reasons.append("chains differ in what they predict: raise n_chains, or n_steps")
+    settled = not reasons
+    low, high = TEMPERATURES
+    sampled = settled and low <= temperature <= high and within <= 1.2 and effective >= 10 * chains
+    if not settled:
+        head = "not settled"
+    elif not sampled:
+        head = "predictions settled, weights not sampled yet (an average over trajectories; raise n_steps for more)"
+    else:
+        head = "settled" if across <= 1.2 else "settled, in modes that differ"
+    numbers = (
+        f"another run would change predictions by {1.4 * error:.2f} of their spread, drift {drift:+.3f} nats, R-hat "
+        f"{within:.2f} within chains and {across:.2f} across them, {effective:.0f} effective of {chains * draws} "
+        f"samples, temperature {temperature:.2f}"
     )
+    advice = "; ".join(dict.fromkeys(reasons))
     return Verdict(
-        not reasons, within, across, effective, chains * draws, temperature, "; ".join([text, *dict.fromkeys(reasons)])
+        *(settled, sampled, error, drift, within, across, effective, chains * draws, temperature, advice),
+        "; ".join(filter(None, (f"{head}: {numbers}", advice))),
     )
+
+
+def _squared_errors(predictions: np.ndarray) -> np.ndarray:
+    """Variance (row, output) of the mean over all draws: by the scatter of the chains, of one chain by its draws."""
+    if len(predictions) > 1:
+        return predictions.mean(1).var(0, ddof=1) / len(predictions)
+    return predictions[0].var(0, ddof=1) / effective_size(predictions[0])

@@ -23,13 +23,13 @@ _COMPARED = 8  # parameters whose values tell checkpoints apart
 
 def _weights(model: Any, names: Iterable[str] | None = None) -> dict[str, str] | None:
     """Digests of a model's first trained weights, or of those named; None of sharded ones."""
-    own = parameters_of(model)
+    parameters = parameters_of(model)
     if names is None:  # frozen ones are the same in every checkpoint
-        names = [name for name, parameter in own.items() if parameter.requires_grad][:_COMPARED]
-    found = {name: own[name] for name in names if name in own}
-    if any(hasattr(parameter, "to_local") for parameter in found.values()):
+        names = [name for name, parameter in parameters.items() if parameter.requires_grad][:_COMPARED]
+    compared = {name: parameters[name] for name in names if name in parameters}
+    if any(hasattr(parameter, "to_local") for parameter in compared.values()):
         return None
-    return {name: fingerprint(parameter) for name, parameter in found.items()}
+    return {name: fingerprint(parameter) for name, parameter in compared.items()}
 
 
 class CollectPosterior(TrainerCallback):
@@ -110,7 +110,7 @@ class CollectPosterior(TrainerCallback):
     def _folder(self, args: Any, state: Any) -> Path:
         if self.checkpoint is not None:
             return Path(self.checkpoint)
-        given = args.resume_from_checkpoint
-        if isinstance(given, str) and Path(given).is_dir():
-            return Path(given)
+        resumed = args.resume_from_checkpoint
+        if isinstance(resumed, str) and Path(resumed).is_dir():
+            return Path(resumed)
         return Path(args.output_dir) / f"checkpoint-{state.global_step}"

@@ -1,4 +1,4 @@
-"""What the callbacks have in common: making a collector, and what to do when a run is resumed without its samples."""
+"""Collectors of the callbacks: made as training begins, refused when a run is resumed without its samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def begin(
     why: str = "its checkpoint holds no posterior samples (was it written without this callback?)",
     held: PosteriorSamples | None = None,
 ) -> PosteriorSamples:
-    """A collector for a training run that begins, or goes on after ``steps_done`` steps with the ``state`` it had.
+    """Make a collector for a training run that begins, or goes on after ``steps_done`` steps with the ``state`` it had.
 
     Args:
         why: what is wrong, in a message, if a run goes on without a state.
@@ -67,7 +67,7 @@ def begin(
 
 
 def validate_missing(missing: str) -> str:
-    """``missing``, if it is known; ValueError otherwise."""
+    """Return ``missing``, if it is one of `MISSING`; ValueError otherwise."""
     validation.one_of("missing", missing, MISSING)
     return missing
 

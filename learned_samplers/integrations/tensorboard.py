@@ -14,20 +14,20 @@ from learned_samplers.diagnostics import Exploration
 
 
 def rates(sampler: Sampler) -> dict[str, float]:
-    """The learning rate and the temperature of a sampler's next step, by tag, for each parameter group.
+    """Learning rate and temperature of a sampler's next step, by tag, for each parameter group.
 
-    They are what the update takes: within a cycle of `CyclicalSGMCMC` the learning rate falls and the temperature is 0
-    while it explores, though ``lr`` and ``temperature`` of the group stay. A name follows the tag where there are
-    several groups: that of the group, or its number.
+    These are the values that the update takes: within a cycle of `CyclicalSGMCMC` the learning rate falls and the
+    temperature is 0 while it explores, though ``lr`` and ``temperature`` of the group stay. Where there are several
+    groups, the tag ends in the group's name, or its number.
     """
-    found = {}
+    values = {}
     for number, group in enumerate(sampler.param_groups):
-        where = f"/{group.get('name', number)}" if len(sampler.param_groups) > 1 else ""
+        suffix = f"/{group.get('name', number)}" if len(sampler.param_groups) > 1 else ""
         hyper = sampler.hyper(group)
         for tag, key in (("learning_rate", "lr"), ("temperature", "temperature")):
             factor = getattr(sampler, "lr_factor", 1.0) if key == "lr" else 1.0  # what HMC adapts
-            found[f"chain/{tag}{where}"] = float(as_number(hyper.get(key, group[key]))) * factor
-    return found
+            values[f"chain/{tag}{suffix}"] = float(as_number(hyper.get(key, group[key]))) * factor
+    return values
 
 
 def gradient_norm(sampler: Sampler) -> float:
@@ -38,12 +38,12 @@ def gradient_norm(sampler: Sampler) -> float:
 
 def settings_of(sampler: Sampler) -> dict[str, int | float | str | bool]:
     """The sampler and the settings of its first parameter group, as TensorBoard's HParams takes them."""
-    found: dict[str, int | float | str | bool] = {"sampler": type(sampler).__name__}
+    settings: dict[str, int | float | str | bool] = {"sampler": type(sampler).__name__}
     for key in sampler.defaults:
         value = as_number(sampler.param_groups[0].get(key)) if key != "prior_mean" else None
         if isinstance(value, int | float | str | bool):
-            found[key] = value
-    return found
+            settings[key] = value
+    return settings
 
 
 def write_settings(writer: Any, settings: Mapping[str, Any], results: Mapping[str, float]) -> None:
@@ -65,12 +65,12 @@ def write_settings(writer: Any, settings: Mapping[str, Any], results: Mapping[st
         writer.add_scalar(tag, value)
 
 
-def write_exploration(writer: Any, found: Exploration) -> None:
+def write_exploration(writer: Any, exploration: Exploration) -> None:
     """Write ``exploration/barrier``, ``/cosine``, ``/kl``, ``/disagreement`` and ``/ambiguity`` of one chain.
 
-    They are medians over the pairs of samples, against the steps between the two: see `Exploration`.
+    The values are medians over the pairs of samples, against the steps between the two: see `Exploration`.
     """
-    for separation, values in found.by_separation().items():
+    for separation, values in exploration.by_separation().items():
         for name, value in values.items():
             if math.isfinite(value) and math.isfinite(separation):
                 writer.add_scalar(f"exploration/{name}", value, int(separation))

@@ -213,7 +213,7 @@ class KineticL2E(LearnedSampler):
             without a closure.
     """
 
-    hessian: str | None = keyword_of(KineticSettings, "hessian")
+    hessian: str | None = keyword_of(KineticSettings, "hessian", default=None)
 
     settings_class = KineticSettings
     not_sharded = "it evaluates the loss beside the present weights"

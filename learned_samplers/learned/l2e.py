@@ -330,8 +330,8 @@ class L2E(AveragingSampler):
             file that cannot be used is named with the reason. See `Sampler.step` for the errors of a step.
     """
 
-    total_steps: int | None = keyword_of(L2ESettings, "total_steps")
-    form: str | None = keyword_of(L2ESettings, "form")
+    total_steps: int | None = keyword_of(L2ESettings, "total_steps", default=None)
+    form: str | None = keyword_of(L2ESettings, "form", default=None)
 
     settings_class = L2ESettings
     flat_rule = staticmethod(l2e_rule)

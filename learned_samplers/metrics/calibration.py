@@ -43,12 +43,10 @@ def fit_temperature(probs: Any, labels: Any) -> float:
         inverse = math.exp(-log_temperature)
         return ((inverse * logs).logsumexp(1) - inverse * chosen).mean().item()
 
-    found = float(minimize_scalar(loss, bounds=LOG_RANGE, method="bounded", options={"xatol": 1e-6}).x)
-    if min(map(loss, LOG_RANGE)) <= loss(found) + 1e-12:
-        raise ValueError(
-            f"probs and labels have no best temperature: the likelihood grows beyond {math.exp(found):.4g}"
-        )
-    return math.exp(found)
+    best = float(minimize_scalar(loss, bounds=LOG_RANGE, method="bounded", options={"xatol": 1e-6}).x)
+    if min(map(loss, LOG_RANGE)) <= loss(best) + 1e-12:
+        raise ValueError(f"probs and labels have no best temperature: the likelihood grows beyond {math.exp(best):.4g}")
+    return math.exp(best)
 
 
 def with_temperature(probs: Any, temperature: float) -> Tensor:
@@ -79,7 +77,14 @@ def conformal_threshold(probs: Any, labels: Any, level: float = 0.9) -> float:
 
 
 def conformal_sets(probs: Any, threshold: float) -> Tensor:
-    """Which classes are in each prediction set: (N, C) booleans, True where p ≥ ``threshold``. A set may be empty."""
+    """Prediction sets, (N, C) booleans: True for a class with p ≥ ``threshold``. A set may be empty.
+
+    Args:
+        probs: (N, C) probabilities.
+        threshold: a number, as from :func:`conformal_threshold`; −inf for all classes.
+    """
+    if threshold != -math.inf:
+        validation.number("threshold", threshold)
     p = probabilities("probs", probs)
     # The same arithmetic as of the scores, so that a tie with the quantile is inside.
     return 1 - p <= 1 - threshold
@@ -106,8 +111,8 @@ def conformal_scale(mean: Any, variance: Any, targets: Any, level: float = 0.9) 
 
 
 def _conformal_quantile(scores: Tensor, level: float) -> float:
-    """Of (N, ...) scores: every example has the weight 1/(N + 1), each of its k scores 1/k of that."""
-    each = scores[0].numel() if len(scores) else 1
+    """Quantile of (N, ...) scores: every example has the weight 1/(N + 1), each of its k scores 1/k of that."""
+    size = scores[0].numel() if len(scores) else 1
     # The subtraction keeps 10 · 0.9, which is 9.000000000000002 in floating point, from counting as more than 9.
-    rank = math.ceil(each * (len(scores) + 1) * level - 1e-9)
+    rank = math.ceil(size * (len(scores) + 1) * level - 1e-9)
     return scores.flatten().sort().values[rank - 1].item() if rank <= scores.numel() else math.inf

@@ -59,7 +59,9 @@ def ece(probs: Any, labels: Any, num_bins: int = 15) -> float:
     # torchmetrics gives a confidence of exactly 1 a bin of its own, and takes anything above 1 for logits. The largest
     # float32 below 1 belongs to the last bin, as the definition has it.
     p = p.float().clamp(max=1 - 2**-24)
-    score = classification.multiclass_calibration_error(p, target, num_classes=p.shape[1], n_bins=num_bins, norm="l1")
+    score = classification.multiclass_calibration_error(
+        p, target, num_classes=p.shape[1], n_bins=int(num_bins), norm="l1"
+    )
     return score.item()
 
 
@@ -86,7 +88,7 @@ def calibration_bins(probs: Any, labels: Any, num_bins: int = 15) -> Calibration
 
 
 def pairwise_kld(sample_probs: Any) -> float:
-    """How much the samples differ as functions: the mean Kullback–Leibler divergence of two predictions, in nats.
+    """Mean Kullback–Leibler divergence of the predictions of two samples, in nats: their difference as functions.
 
         (1/N) Σ_n 1/(K(K−1)) Σ_{i≠j} Σ_c p_i(c) log(p_i(c) / p_j(c)):
 
@@ -108,7 +110,7 @@ def pairwise_kld(sample_probs: Any) -> float:
 
 
 def disagreement(sample_probs: Any) -> float:
-    """How often two samples have different most probable classes: a share of the examples, the mean over pairs.
+    """Share of the examples with different most probable classes in two samples, the mean over pairs.
 
     Args:
         sample_probs: (K, N, C) with K ≥ 2, as for `pairwise_kld`.
@@ -120,7 +122,7 @@ def disagreement(sample_probs: Any) -> float:
 
 
 def ambiguity(sample_probs: Any, labels: Any) -> float:
-    """What averaging gains, in nats, ≥ 0: the mean loss of the samples less the loss of their average.
+    """Gain by averaging, in nats, ≥ 0: the mean loss of the samples less the loss of their average.
 
     The NLL of an average is that of its samples, in the mean, less their ambiguity (Wood et al., JMLR 2023).
 
@@ -132,7 +134,7 @@ def ambiguity(sample_probs: Any, labels: Any) -> float:
 
 
 def mutual_information(sample_probs: Any) -> Tensor:
-    """How much the samples disagree about each example (epistemic uncertainty), (N,), in nats, ≥ 0.
+    """Disagreement of the samples about each example (epistemic uncertainty), (N,), in nats, ≥ 0.
 
     The entropy of the average prediction less the mean entropy of the samples' predictions (Houlsby et al., 2011): 0
     where all predict the same, however unsure each of them is.
@@ -146,7 +148,7 @@ def mutual_information(sample_probs: Any) -> Tensor:
 
 
 def agreement(probs: Any, reference: Any) -> float:
-    """How often two predictors choose the same class: a share in [0, 1] (L2E, Appendix K, equation 19).
+    """Share of examples for which two predictors choose the same class, in [0, 1] (L2E, Appendix K, equation 19).
 
     Args:
         probs, reference: (N, C) each; the reference is usually that of Hamiltonian Monte Carlo.
@@ -165,7 +167,7 @@ def total_variation(probs: Any, reference: Any) -> float:
 
 
 def ood_auroc(probs: Any, ood_probs: Any) -> float:
-    """How well the largest probability tells in-distribution examples from others: the area under the ROC curve.
+    """Area under the ROC curve of the largest probability: does it tell in-distribution examples from others?
 
     It is P(max p > max p') + ½ P(max p = max p') over pairs of an in-distribution example and another one: 1 is
     perfect, ½ is guessing (Hendrycks and Gimpel, ICLR 2017).
@@ -181,7 +183,7 @@ def ood_auroc(probs: Any, ood_probs: Any) -> float:
 
 
 def information_auroc(sample_probs: Any, ood_sample_probs: Any) -> float:
-    """How well the mutual information tells in-distribution examples from others, which have more: the same area.
+    """Area under the ROC curve of the mutual information, of which examples from elsewhere have more.
 
     Args:
         sample_probs: (K, N, C) on in-distribution examples, as for `mutual_information`.
@@ -194,7 +196,7 @@ def information_auroc(sample_probs: Any, ood_sample_probs: Any) -> float:
     if classes != others:
         raise ValueError(f"ood_sample_probs must have the {classes} classes of sample_probs, got {others}")
     most = math.log(classes)
-    inside, outside = (1 - mutual_information(each) / most for each in (sample_probs, ood_sample_probs))
+    inside, outside = (1 - mutual_information(probs) / most for probs in (sample_probs, ood_sample_probs))
     return _auroc(inside, outside)
 
 

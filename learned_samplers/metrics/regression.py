@@ -47,7 +47,7 @@ def mixture_log_density(mean: Tensor, variance: Tensor, targets: Tensor) -> Tens
 
 
 def gaussian_crps(mean: Any, variance: Any, targets: Any) -> float:
-    r"""How far Gaussian predictions are from the targets (CRPS), in the targets' unit; smaller is better.
+    r"""Distance of Gaussian predictions from the targets (CRPS), in the targets' unit; smaller is better.
 
     The mean continuous ranked probability score: with z = (y − m)/σ it is σ [z (2Φ(z) − 1) + 2φ(z) − 1/√π] (Gneiting
     and Raftery, JASA 2007). Shapes as in :func:`gaussian_nll`, without mixtures; :func:`crps` takes any draws.
@@ -62,7 +62,7 @@ def gaussian_crps(mean: Any, variance: Any, targets: Any) -> float:
 
 
 def crps(draws: Any, targets: Any) -> float:
-    r"""How far draws of the prediction are from the targets (CRPS), in the targets' unit; smaller is better.
+    r"""Distance of draws of the prediction from the targets (CRPS), in the targets' unit; smaller is better.
 
     (1/S) Σ_s |x_s − y| − 1/(2S(S−1)) Σ_{s≠t} |x_s − x_t|, which is unbiased in the number of draws.
 

@@ -7,6 +7,7 @@ A subclass states its directions (`ParticleSampler._trunk`, `ParticleSampler._he
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -17,8 +18,8 @@ from learned_samplers.base.guards import broken_off, hyperparameters, replicas, 
 from learned_samplers.base.guards.precision import without_autocast
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
+from learned_samplers.base.settings import choice, setting
 from learned_samplers.particles import base_optimizer as base_optimizers
-from learned_samplers.particles.base_optimizer import BaseOptimizer
 from learned_samplers.particles.equal import warn_of_equal
 from learned_samplers.particles.gradients import all_finite, flat_buffers, task_gradients, validate_losses
 
@@ -53,6 +54,13 @@ class Role(NamedTuple):
         return gradients / self.num_data if self.num_data != 1 else gradients
 
 
+def _maker(name: str, value: Any) -> None:
+    if not callable(value):
+        raise TypeError(
+            f"{name} must make an optimizer from a list of parameter groups, such as torch.optim.Adam, got {value!r}"
+        )
+
+
 class ParticleSampler(Sampler):
     """A ``torch.optim.Optimizer`` over M particles: every parameter has a leading axis of length M.
 
@@ -67,63 +75,83 @@ class ParticleSampler(Sampler):
     warns of them.
     """
 
+    lr: float = setting(
+        check=validation.non_negative,
+        check_new=validation.positive,
+        kw_only=False,
+        doc="learning rate, dimensionless; that of ``base_optimizer`` where one is given.",
+    )
+    num_data: float = setting(
+        default=1.0,
+        check=lambda name, value: validation.number_of_data(value),
+        kw_only=False,
+        shared=True,
+        doc="N, by which the losses are multiplied: the number of training points where they are mean losses, 1 where "
+        "they are energies.",
+    )
+    temperature: float = setting(
+        default=1.0,
+        check=validation.non_negative,
+        shared=True,
+        doc="T, the weight of the repulsion; at 0 there is none.",
+    )
+    prior_precision: float = setting(default=0.0, check=validation.non_negative, doc="λ of the prior N(0, I/λ).")
+    task: int | None = setting(
+        default=None,
+        check=partial(validation.integer, least=0),
+        optional=True,
+        structural=True,
+        doc="k in the group of a head, whose parameters belong to loss k alone; None for those that all tasks share.",
+    )
+    shared: bool | None = choice(None, True, False, default=None, doc="may be True in a group without ``task``.")
+    base_optimizer: Any = setting(
+        default=None,
+        check=_maker,
+        optional=True,
+        of_sampler=True,
+        doc="makes the optimizer that takes −φ/N as the gradient, from a list of groups with ``lr``, such as "
+        "``torch.optim.Adam`` or ``functools.partial(torch.optim.SGD, momentum=0.9)``. Schedulers act on the sampler's "
+        "lr. By default the particles move by the formula above.",
+    )
+    generator: torch.Generator | None = setting(
+        default=None, check=validation.generator, of_sampler=True, doc="kept for resumption; nothing is drawn."
+    )
+    not_taken: ClassVar[tuple[str, ...]] = (
+        "prior_mean",
+        "foreach",
+        "master_weights",
+        "missing_gradient",
+        "distributed",
+    )
+
     badge = "heuristic"
     not_checked = "its particles are no chain"
     side_by_side = ()
     not_sharded = "particles are compared as whole sets of weights"
-    structural = ("task",)
     needs_closure = True
     takes_prior_mean = False
     #: Whether the closure returns (K, M) losses of K targets; one target has (M,).
     several_targets: ClassVar[bool] = True
     #: Whether particles that start equal stay so: nothing but where they are tells one from another.
     must_start_apart: ClassVar[bool] = True
-    #: The settings of a class beside those of its groups: a copy keeps them, and a saved state names them.
-    settings: ClassVar[tuple[str, ...]] = ()
-
-    #: The optimizer that takes the direction, or None.
-    base_optimizer: torch.optim.Optimizer | None = None
     #: Weights of the targets at the last step: (K,), or (M, K) where each particle has its own.
     weights: Tensor | None = None
-    #: Those of the step under way, kept if it succeeds.
+    #: Weights of the step under way, kept if it succeeds.
     _new_weights: Tensor | None = None
 
-    def __init__(
-        self,
-        params: Any,
-        defaults: dict[str, Any],
-        *,
-        base_optimizer: BaseOptimizer | None = None,
-        generator: torch.Generator | None = None,
-    ):
-        if base_optimizer is not None and not callable(base_optimizer):
-            raise TypeError(
-                "base_optimizer must make an optimizer from a list of parameter groups, such as torch.optim.Adam, got "
-                f"{base_optimizer!r}"
-            )
-        self.declared["generator"].validate(generator)
-        self.generator, self.distributed = generator, "auto"
-        self.start(validation.in_order(params), {"task": None, "shared": None, "prior_mean": None, **defaults})
-        if base_optimizer is not None:
-            self.base_optimizer = base_optimizers.make(base_optimizer, self.param_groups)
+    def start(self, params: Any, defaults: dict[str, Any]) -> None:
+        maker, self.base_optimizer, self.distributed = self.base_optimizer, None, "auto"
+        super().start(params, {**defaults, "prior_mean": None})
+        if maker is not None:
+            self.base_optimizer = base_optimizers.make(maker, self.param_groups)
 
     # ---------------------------------------------------------------- arguments
 
-    def check_group(self, group: dict[str, Any], *, new: bool = False) -> None:
-        if new:
-            validation.positive("lr", group["lr"])
-        for name in ("lr", "temperature", "prior_precision"):
-            validation.non_negative(name, group[name])
-        validation.number_of_data(group["num_data"])
-        validation.one_of("shared", group["shared"], (None, True, False))
-        task, shared = group["task"], group["shared"]
-        if task is not None:
-            validation.integer("task", task, least=0)
-            if shared:
-                raise ValueError(f"a parameter group is shared or belongs to a task, got shared=True and task={task}")
-            if not self.several_targets:
-                raise ValueError(f"{type(self).__name__} has one target and no task groups, got task={task}")
-        elif shared is False:
+    def check_together(self, group: dict[str, Any]) -> None:
+        task, shared = group.get("task"), group["shared"]
+        if task is not None and shared:
+            raise ValueError(f"a parameter group is shared or belongs to a task, got shared=True and task={task}")
+        if task is None and shared is False:
             raise ValueError("a parameter group with shared=False must name its task, got task=None")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -157,7 +185,7 @@ class ParticleSampler(Sampler):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of all particles.
+        """Move all particles by one step.
 
         Args:
             closure: returns the losses of every particle, (M,) for one target or (K, M) for K, with their graph: it
@@ -179,7 +207,7 @@ class ParticleSampler(Sampler):
         broken_off.refuse(self)
         if self.saved_weights is not None:
             resumed.other_weights(self)
-        self._validate_groups()
+        hyperparameters.check_changed(self)
         self._refuse_replicas()
         if closure is None:
             raise ValueError(f"{type(self).__name__}.step needs a closure that returns the losses, got None")
@@ -223,11 +251,6 @@ class ParticleSampler(Sampler):
                 "average their gradients, and the processes' particles would drift apart"
             )
 
-    def _validate_groups(self) -> None:
-        hyperparameters.check_changed(self)
-        for group in self.param_groups:
-            validation.same_in_all_groups(self, group, ("num_data", "temperature"))
-
     def _roles(self, result: Any) -> list[Role]:
         """The trunk and the heads with their gradients, from what the closure returned."""
         with_features = getattr(self, "kernel_on", None) == "features"
@@ -242,13 +265,13 @@ class ParticleSampler(Sampler):
         trunk, heads = self._named("task", None), {task: self._named("task", task) for task in tasks}
         if not trunk and not any(heads.values()):
             raise ValueError("every parameter is frozen: none has requires_grad=True")
-        shared, own = task_gradients(losses, trunk, heads, keep_graph=features is not None)
+        shared, of_heads = task_gradients(losses, trunk, heads, keep_graph=features is not None)
         first = self.param_groups[0]
         num_data, temperature = as_number(first["num_data"]), as_number(first["temperature"])
         stacked = torch.stack([loss.detach() for loss in losses])
         priors = {p: as_number(g["prior_precision"]) for g in self.param_groups for p in g["params"]}
         roles = []
-        for task, named, gradients in [(None, trunk, shared), *((k, heads[k], own.get(k, [])) for k in heads)]:
+        for task, named, gradients in [(None, trunk, shared), *((k, heads[k], of_heads.get(k, [])) for k in heads)]:
             if params := [p for _, p in named]:
                 buffers = flat_buffers(params, gradients, num_data, [priors[p] for p in params])
                 roles.append(Role(*buffers, stacked, num_data, temperature, task, features, params))
@@ -256,22 +279,22 @@ class ParticleSampler(Sampler):
 
     def _tasks(self, targets: int) -> list[int]:
         """The tasks that have heads; ValueError unless they fit the number of losses."""
-        tasks = {group["task"] for group in self.param_groups}
+        tasks = [group.get("task") for group in self.param_groups]
         if None not in tasks:
             raise ValueError("there is no group of shared parameters: every parameter group names a task")
-        found = sorted(tasks - {None})
-        if found and found != list(range(targets)):
+        with_heads = sorted({task for task in tasks if task is not None})
+        if with_heads and with_heads != list(range(targets)):
             raise ValueError(
-                f"{targets} losses need a group for each of the tasks 0 to {targets - 1}, got groups for {found}"
+                f"{targets} losses need a group for each of the tasks 0 to {targets - 1}, got groups for {with_heads}"
             )
-        return found
+        return with_heads
 
     def _named(self, key: str, value: Any) -> list[tuple[str, Tensor]]:
         """Names and parameters of the groups that have that value, without those that are frozen."""
         return [
             (self.name_of(group, i), p)
             for group in self.param_groups
-            if group[key] == value
+            if group.get(key) == value
             for i, p in enumerate(group["params"])
             if p.requires_grad
         ]
@@ -304,7 +327,7 @@ class ParticleSampler(Sampler):
     # ---------------------------------------------------------------- saving and resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """As for every sampler, with the state of the base optimizer."""
+        """Return the sampler's state, as for every sampler, with that of the base optimizer."""
         saved = {**super().state_dict(), "of": self._identity()}
         if self.base_optimizer is not None:
             saved["base_optimizer"] = base_optimizers.state_dict(self.base_optimizer)
@@ -329,14 +352,19 @@ class ParticleSampler(Sampler):
             self.base_optimizer.load_state_dict(base)
 
     def _identity(self) -> dict[str, Any]:
-        """What the particles' law depends on beside the groups, as far as it can be written down."""
-        values = {name: self.__dict__.get(name) for name in self.settings}
+        """Settings beside the groups that the particles' law depends on, those that can be written down."""
+        values = {name: getattr(self, name) for name in self._choices()}
         named = {name: x.tolist() if isinstance(x, Tensor) else repr(x) for name, x in values.items()}
         return {name: x for name, x in named.items() if " at 0x" not in str(x)}  # a function has no lasting name
 
+    def _choices(self) -> list[str]:
+        """Names of the settings of the sampler as a whole that choose its update: a saved state names them."""
+        names = [name for name, declared in self.declared.items() if declared.of_sampler]
+        return [name for name in names if name not in ("base_optimizer", "generator")]
+
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("base_optimizer", "weights", *self.settings)
-        return {**super().__getstate__(), **{name: self.__dict__[name] for name in kept if name in self.__dict__}}
+        names = ("base_optimizer", "weights", *self._choices())
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in names}}
 
 
 def _validate_parameters(named: Iterable[tuple[str, Any]], first: Tensor | None) -> None:

@@ -32,22 +32,21 @@ def make(maker: BaseOptimizer, groups: list[dict[str, Any]]) -> Optimizer:
     optimizer = maker([{"params": list(group["params"]), "lr": group["lr"]} for group in groups])
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"base_optimizer must make a torch.optim.Optimizer, got {optimizer!r}")
-    own = type(optimizer).__name__
+    name = type(optimizer).__name__
     if isinstance(optimizer, ResumableOptimizer):
-        raise TypeError(f"base_optimizer must make an optimizer without noise of its own, got {own}")
+        raise TypeError(f"base_optimizer must make an optimizer without noise of its own, got {name}")
     if any(g.get("maximize") for g in optimizer.param_groups):
-        raise ValueError(f"base_optimizer must minimise, got maximize=True of {own}: it would leave the posterior")
+        raise ValueError(f"base_optimizer must minimise, got maximize=True of {name}: it would leave the posterior")
     if decay := next((g["weight_decay"] for g in optimizer.param_groups if g.get("weight_decay")), 0.0):
         raise ValueError(
-            f"base_optimizer must have no weight_decay beside the sampler's prior_precision, got {decay} of {own}: "
-            f"give functools.partial({own}, weight_decay=0)"
+            f"base_optimizer must have no weight_decay beside the sampler's prior_precision, got {decay} of {name}: "
+            f"give functools.partial({name}, weight_decay=0)"
         )
     try:
         inspect.signature(optimizer.step).bind()
     except TypeError as error:
         raise TypeError(
-            f"base_optimizer must make an optimizer that steps by the gradients alone: {type(optimizer).__name__}.step "
-            f"is {error}"
+            f"base_optimizer must make an optimizer that steps by the gradients alone: {name}.step is {error}"
         ) from None
     return optimizer
 
@@ -69,12 +68,12 @@ def step(optimizer: Optimizer, groups: list[dict[str, Any]], moves: Mapping[Tens
 
 
 def state_dict(optimizer: Optimizer) -> dict[str, Any]:
-    """Its state and its class."""
+    """Return the optimizer's state and the name of its class."""
     return {"class": type(optimizer).__name__, **optimizer.state_dict()}
 
 
 def loadable(sampler: Any, optimizer: Optimizer | None, saved: Any) -> dict[str, Any] | None:
-    """What the base optimizer of a sampler is to load, from what `state_dict` gave; None where neither has one.
+    """Return the state that the base optimizer is to load, from a saved one; None where neither side has any.
 
     Raises:
         ValueError: one of both has a base optimizer, or theirs is of another class or of other groups, or holds numbers
@@ -95,6 +94,8 @@ def loadable(sampler: Any, optimizer: Optimizer | None, saved: Any) -> dict[str,
         for i, p in enumerate(tried["params"]):
             for key, value in trial.state.get(p, {}).items():
                 if isinstance(value, Tensor) and not sharding.all_finite(value):
-                    name = sampler.name_of(group, i)
-                    raise ValueError(f"the state's base_optimizer has a {key} of parameter {name} that is not finite")
+                    parameter = sampler.name_of(group, i)
+                    raise ValueError(
+                        f"the state's base_optimizer has a {key} of parameter {parameter} that is not finite"
+                    )
     return saved

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from learned_samplers.base.settings import setting
 from learned_samplers.particles.base import ParticleSampler, Role
-from learned_samplers.particles.base_optimizer import BaseOptimizer
 from learned_samplers.particles.directions import weighted
 from learned_samplers.particles.target_weights import (
     check_weights,
@@ -22,18 +23,10 @@ from learned_samplers.particles.target_weights import (
 class IndependentSampler(ParticleSampler):
     """Particles without kernel: each descends Σ wₖ∇Ũₖ with its own or common weights, each head its own ∇Ũₖ."""
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        num_data: float = 1.0,
-        *,
-        prior_precision: float = 0.0,
-        base_optimizer: BaseOptimizer | None = None,
-        generator: torch.Generator | None = None,
-    ):
-        defaults = dict(lr=lr, num_data=num_data, temperature=0.0, prior_precision=prior_precision)
-        super().__init__(params, defaults, base_optimizer=base_optimizer, generator=generator)
+    not_taken = (*ParticleSampler.not_taken, "temperature")
+
+    def start(self, params: Any, defaults: dict[str, Any]) -> None:
+        super().start(params, {**defaults, "temperature": 0.0})
 
     def _weigh(self, role: Role) -> Tensor:
         """(K,) or (M, K) weights of the shared parameters."""
@@ -57,9 +50,6 @@ class MGDA(IndependentSampler):
     An optimizer to a Pareto-stationary point, a baseline beside `MTSGD`: the particles differ by where they start.
     Heads (groups with ``"task": k``) descend their own loss.
 
-    Args:
-        params, lr, num_data, prior_precision, base_optimizer, generator: as for `SVGD`.
-
     Attributes:
         weights: (M, K), those of the last step, or None before it.
 
@@ -76,24 +66,25 @@ class LinearScalarisation(IndependentSampler):
 
     Update of each particle: θ ← θ − (lr/N)·Σₖ wₖgₖ, gₖ = N·∇lossₖ + λθ: independent members of an ensemble.
 
-    Args:
-        target_weights: "equal", 1/K, or a sequence of K numbers, not negative, with sum one.
-        params, lr, num_data, prior_precision, base_optimizer, generator: as for `SVGD`.
-
     Raises:
         ValueError, TypeError: as for `SVGD`.
     """
 
-    settings = ("target_weights",)
+    target_weights: Any = setting(
+        default="equal",
+        check=partial(check_weights, choices=("equal",)),
+        of_sampler=True,
+        doc='"equal", 1/K, or a sequence of K numbers, not negative, with sum one.',
+    )
 
-    def __init__(self, params: Any, lr: float, num_data: float = 1.0, *, target_weights: Any = "equal", **shared: Any):
-        self.target_weights = check_weights("target_weights", target_weights, ("equal",))
-        super().__init__(params, lr, num_data, **shared)
+    def prepare(self, params: Any, values: dict[str, Any]) -> dict[str, Any]:
+        values["target_weights"] = check_weights("target_weights", values["target_weights"], ("equal",))
+        return super().prepare(params, values)
 
     def _weigh(self, role: Role) -> Tensor:
         count = len(role.gradients)
-        given = (1 / count,) * count if isinstance(self.target_weights, str) else self.target_weights
-        return fixed_weights(given, role.gradients)
+        weights = (1 / count,) * count if isinstance(self.target_weights, str) else self.target_weights
+        return fixed_weights(weights, role.gradients)
 
 
 class ParetoMTL(IndependentSampler):
@@ -105,11 +96,6 @@ class ParetoMTL(IndependentSampler):
     and the targets' gradients afterwards (`target_weights.pareto_weights`). A particle that was feasible stays in the
     second phase; that is saved in the state dict. Heads (groups with ``"task": k``) descend their own loss.
 
-    Args:
-        preferences: (M, K) non-negative numbers, one row a particle, none zero; by default unit vectors at equal
-            angles, for two targets.
-        params, lr, num_data, prior_precision, base_optimizer, generator: as for `SVGD`.
-
     Attributes:
         weights: (M, K), those of the last step, or None before it; they need not sum to one.
 
@@ -117,19 +103,21 @@ class ParetoMTL(IndependentSampler):
         ValueError, TypeError: as for `SVGD`, or ``preferences`` does not fit.
     """
 
-    settings = ("preferences",)
+    preferences: Any = setting(
+        default=None,
+        of_sampler=True,
+        doc="(M, K) non-negative numbers, one row a particle, none zero; by default unit vectors at equal angles, for "
+        "two targets.",
+    )
     must_start_apart = False  # their preferences part them
 
-    def __init__(self, params: Any, lr: float, num_data: float = 1.0, *, preferences: Any = None, **shared: Any):
-        self.preferences: Tensor | None = None
-        if preferences is not None:
-            given = torch.as_tensor(preferences).detach().double()
-            if given.dim() != 2 or not given.isfinite().all() or (given < 0).any() or not given.any(-1).all():
-                raise ValueError(
-                    f"preferences must be (M, K) non-negative numbers without zero rows, got {preferences}"
-                )
-            self.preferences = given
-        super().__init__(params, lr, num_data, **shared)
+    def prepare(self, params: Any, values: dict[str, Any]) -> dict[str, Any]:
+        if values["preferences"] is not None:
+            values["preferences"] = _preferences(values["preferences"])
+        return super().prepare(params, values)
+
+    def start(self, params: Any, defaults: dict[str, Any]) -> None:
+        super().start(params, defaults)
         if self.preferences is not None and len(self.preferences) != self.num_particles:
             raise ValueError(
                 f"preferences must have a row for each of {self.num_particles} particles, got {len(self.preferences)}"
@@ -137,8 +125,8 @@ class ParetoMTL(IndependentSampler):
         # A plain list in the group, which torch's state dict carries as it is.
         self.param_groups[0]["feasible"] = [False] * self.num_particles
 
-    def check_group(self, group: dict[str, Any], *, new: bool = False) -> None:
-        super().check_group(group, new=new)
+    def check_together(self, group: dict[str, Any]) -> None:
+        super().check_together(group)
         real = [p for p in group.get("params", ()) if isinstance(p, Tensor) and p.is_floating_point()]
         feasible, count = group.get("feasible"), len(real[0]) if real else 0
         if feasible is not None and real and (not isinstance(feasible, list) or len(feasible) != count):
@@ -162,3 +150,14 @@ class ParetoMTL(IndependentSampler):
         super()._end()
         if self.weights is not None:
             self.param_groups[0]["feasible"] = self._reached
+
+
+def _preferences(values: Any) -> Tensor:
+    """Preference vectors (M, K) in double precision; TypeError or ValueError if they are none."""
+    try:
+        rows = torch.as_tensor(values).detach().double()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"preferences must be (M, K) numbers, got {values!r:.60}") from error
+    if rows.dim() != 2 or not rows.isfinite().all() or (rows < 0).any() or not rows.any(-1).all():
+        raise ValueError(f"preferences must be (M, K) non-negative numbers without zero rows, got {values}")
+    return rows

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from learned_samplers.base.warning import warn
 
 #: Coordinates by which particles are sorted before they are compared as wholes.
 _PROBES = 64
@@ -20,10 +21,10 @@ def warn_of_equal(groups: Sequence[dict[str, Any]], roles: Sequence[Any], moves:
 
     Args:
         groups: the sampler's parameter groups.
-        roles: those of its first step (`learned_samplers.particles.base.Role`).
+        roles: the roles of its first step (`learned_samplers.particles.base.Role`).
         moves: the direction of every parameter.
     """
-    found = []
+    messages = []
     for role in roles:
         direction = torch.cat([moves[p].reshape(len(p), -1) for p in role.params], dim=1)
         together = [same for equal in _equal_rows(role.points) for same in _alike(direction, equal)]
@@ -31,47 +32,46 @@ def warn_of_equal(groups: Sequence[dict[str, Any]], roles: Sequence[Any], moves:
             members = set(role.params)
             numbers = [str(i) for i, group in enumerate(groups) if members.intersection(group["params"])]
             where = f"{role} (parameter group{'s' * (len(numbers) > 1)} {', '.join(numbers)})"
-            found.append(f"{', and '.join(map(_listed, together))} of {len(role.points)} have the same {where}")
-    if found:
-        warnings.warn(
-            f"particles {'; particles '.join(found)}, and move alike: nothing but rounding parts them, and they count "
-            "as one. Start every particle from initial weights of its own: make each network anew, not as a copy "
-            "(copy.deepcopy) of another, or add noise to the copies",
-            stacklevel=5,
+            messages.append(f"{', and '.join(map(_listed, together))} of {len(role.points)} have the same {where}")
+    if messages:
+        warn(
+            f"particles {'; particles '.join(messages)}, and move alike: nothing but rounding parts them, and they "
+            "count as one. Start every particle from initial weights of its own: make each network anew, not as a copy "
+            "(copy.deepcopy) of another, or add noise to the copies"
         )
 
 
 def _equal_rows(points: Tensor) -> list[list[int]]:
-    """The sets of two or more rows of (M, d) that are equal."""
+    """Sets of two or more rows of (M, d) that are equal."""
     few = (points[:, :: max(1, points.shape[1] // _PROBES)] + 0.0).tolist()  # (−0 + 0 is 0)
     sets: dict[tuple[float, ...], list[list[int]]] = {}
     for i, key in enumerate(map(tuple, few)):
         candidates = sets.setdefault(key, [])
-        for one in candidates:
-            if torch.equal(points[one[0]], points[i]):
-                one.append(i)
+        for rows in candidates:
+            if torch.equal(points[rows[0]], points[i]):
+                rows.append(i)
                 break
         else:
             candidates.append([i])
-    return [one for candidates in sets.values() for one in candidates if len(one) > 1]
+    return [rows for candidates in sets.values() for rows in candidates if len(rows) > 1]
 
 
 def _alike(direction: Tensor, rows: list[int]) -> list[list[int]]:
-    """Those of the given rows that have the same direction, in sets of two or more."""
+    """Sets of two or more of these rows that have the same direction."""
     sets: list[list[int]] = []
     for i in rows:
-        for one in sets:
-            first = direction[one[0]]
+        for members in sets:
+            first = direction[members[0]]
             if (direction[i] - first).norm() <= _ALIKE * first.norm():
-                one.append(i)
+                members.append(i)
                 break
         else:
             sets.append([i])
-    return [one for one in sets if len(one) > 1]
+    return [members for members in sets if len(members) > 1]
 
 
 def _listed(rows: list[int]) -> str:
-    """As "0, 1 and 2"; the first ones of many."""
+    """Enumeration such as "0, 1 and 2"; of many rows the first ones."""
     if len(rows) > 10:
         return f"{', '.join(map(str, rows[:8]))} and {len(rows) - 8} more"
     return f"{', '.join(map(str, rows[:-1]))} and {rows[-1]}"

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
+from learned_samplers.base.settings import choice, setting
 from learned_samplers.particles.base import ParticleSampler, Role
-from learned_samplers.particles.base_optimizer import BaseOptimizer
 from learned_samplers.particles.directions import repulsion, svgd_direction
 from learned_samplers.particles.gradients import (
     checked_gradient,
@@ -21,7 +21,7 @@ from learned_samplers.particles.gradients import (
     validate_losses,
     validate_outputs,
 )
-from learned_samplers.particles.kernels import RBF, Kernel, check_kernel
+from learned_samplers.particles.kernels import RBF, check_kernel
 
 #: Relative difference of two gradients that is more than rounding, in single precision and under autocast.
 BYPASS = 1e-2
@@ -45,39 +45,38 @@ class FSVGD(ParticleSampler):
     Parameters of the likelihood, such as the noise of a regression (one a particle), go in a group with ``"likelihood":
     True`` and move by −N·∂loss/∂θ: each particle's own maximum likelihood.
 
-    Args:
-        params: as for `SVGD`; groups with ``"likelihood": True`` hold the likelihood's parameters.
-        lr, num_data, base_optimizer, generator: as for `SVGD`; the losses are mean losses, so ``num_data`` is needed.
-        kernel: on the flattened outputs; `RBF` with the full-matrix median by default, which is the published code's.
-        temperature: T, the weight of the repulsion.
-
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type; see `FSVGD.step`.
     """
 
+    num_data: float = setting(
+        check=lambda name, value: validation.number_of_data(value),
+        kw_only=False,
+        shared=True,
+        doc="N, the number of training points: the losses are mean losses.",
+    )
+    kernel: Any = setting(
+        default=None,
+        check=check_kernel,
+        optional=True,
+        of_sampler=True,
+        doc="on the flattened outputs; `RBF` with the full-matrix median by default, which is the published code's.",
+    )
+    likelihood: bool = choice(
+        True, False, default=False, structural=True, doc="True in a group that holds the likelihood's parameters."
+    )
+    not_taken = (*ParticleSampler.not_taken, "prior_precision", "task")
     several_targets = False
-    structural = ("likelihood",)
-    settings = ("kernel",)
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        num_data: float,
-        *,
-        kernel: Kernel | None = None,
-        temperature: float = 1.0,
-        base_optimizer: BaseOptimizer | None = None,
-        generator: torch.Generator | None = None,
-    ):
-        self.kernel = RBF() if kernel is None else kernel
-        check_kernel("kernel", self.kernel)
-        defaults = dict(lr=lr, num_data=num_data, temperature=temperature, prior_precision=0.0, likelihood=False)
-        super().__init__(params, defaults, base_optimizer=base_optimizer, generator=generator)
+    def prepare(self, params: Any, values: dict[str, Any]) -> dict[str, Any]:
+        values["kernel"] = RBF() if values["kernel"] is None else values["kernel"]
+        return super().prepare(params, values)
 
-    def check_group(self, group: dict[str, Any], *, new: bool = False) -> None:
-        super().check_group(group, new=new)
-        validation.one_of("likelihood", group["likelihood"], (True, False))
+    def start(self, params: Any, defaults: dict[str, Any]) -> None:
+        super().start(params, {**defaults, "prior_precision": 0.0})
+
+    def check_together(self, group: dict[str, Any]) -> None:
+        super().check_together(group)
         if group["prior_precision"] != 0:
             raise ValueError(
                 "FSVGD's prior is on functions, from the closure; prior_precision must be 0, got "
@@ -85,7 +84,7 @@ class FSVGD(ParticleSampler):
             )
 
     def step(self, closure: Any = None) -> Any:
-        """One step of all particles.
+        """Move all particles by one step.
 
         Args:
             closure: returns (losses, outputs) or (losses, outputs, log_prior), with their graph: the losses (M,), each
@@ -112,7 +111,7 @@ class FSVGD(ParticleSampler):
         if not network:
             raise ValueError("every parameter belongs to the likelihood or is frozen; FSVGD needs the network's")
         wanted = [outputs, *(p for _, p in likelihood)]
-        by_output, *own = gradients_of(losses.sum(), wanted)
+        by_output, *by_likelihood = gradients_of(losses.sum(), wanted)
         if by_output is None:
             raise ValueError("the losses must be computed from the outputs that the closure returns beside them")
         if not self.step_count:
@@ -129,7 +128,8 @@ class FSVGD(ParticleSampler):
         push = push.view_as(outputs).to(outputs.dtype)
         moved = torch.autograd.grad(outputs, [p for _, p in network], push, allow_unused=True)
         roles = []
-        for named, of, grads, sign in ((network, "outputs", moved, -1 / num_data), (likelihood, "losses", own, 1.0)):
+        parts = ((network, "outputs", moved, -1 / num_data), (likelihood, "losses", by_likelihood, 1.0))
+        for named, of, grads, sign in parts:
             checked = [checked_gradient(name, g, f"the {of}") for (name, _), g in zip(named, grads, strict=True)]
             if params := [p for _, p in named]:
                 buffers = flat_buffers(params, [sign * g[None] for g in checked], num_data, [])
@@ -169,10 +169,10 @@ def _refuse_bypass(total: Tensor, outputs: Tensor, network: Sequence[tuple[str, 
     """ValueError where a part of the losses or of the prior does not pass through the outputs: it would be lost."""
     params = [p for _, p in network]
     grad = partial(torch.autograd.grad, retain_graph=True, allow_unused=True, materialize_grads=True)
-    whole, through = grad(total, params), grad(outputs, params, grad(total, outputs)[0])
-    for (name, _), one, other in zip(network, whole, through, strict=True):
+    directly, through = grad(total, params), grad(outputs, params, grad(total, outputs)[0])
+    for (name, _), gradient, by_outputs in zip(network, directly, through, strict=True):
         # What is not finite compares as false, and is told as such later.
-        if (one - other).norm() > BYPASS * (one.norm() + other.norm()):
+        if (gradient - by_outputs).norm() > BYPASS * (gradient.norm() + by_outputs.norm()):
             raise ValueError(
                 f"the losses or log_prior depend on parameter {name} other than through the outputs: FSVGD's prior is "
                 "on functions, and a penalty on weights has no part in it"

@@ -1,4 +1,4 @@
-"""What `FSVGD` needs beside the networks: measurement sets, function-space priors, likelihoods of all particles."""
+"""Parts of `FSVGD` beside the networks: measurement sets, function-space priors, likelihoods of all particles."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ def measurement_set(
     Raises:
         ValueError, TypeError: ``count`` is negative or no integer, ``scale`` is negative.
     """
+    validation.tensor("batch", batch)
+    validation.tensor("inputs", inputs)
     validation.integer("count", count, least=0)
     validation.non_negative("scale", scale)
+    validation.generator("generator", generator)
     device = inputs.device if generator is None else generator.device
     chosen = torch.randint(len(inputs), (count,), generator=generator, device=device).to(inputs.device)
     noise = torch.randn(count, *inputs.shape[1:], generator=generator, dtype=inputs.dtype, device=device)
@@ -55,6 +58,7 @@ class GaussianProcessPrior:
     """
 
     def __init__(self, covariance: Covariance, *, jitter: float = 1e-4):
+        validation.function("covariance", covariance, "squared_exponential()")
         validation.positive("jitter", jitter)
         self.covariance, self.jitter = covariance, jitter
 
@@ -97,6 +101,8 @@ class FittedPrior:
         floor: float = 1e-3,
         generator: torch.Generator | None = None,
     ):
+        validation.function("draws", draws, "network_draws(network, 1.0)")
+        validation.generator("generator", generator)
         validation.integer("num_draws", num_draws, least=2)
         validation.integer("num_inputs", num_inputs)
         validation.positive("floor", floor)
@@ -132,9 +138,11 @@ def network_draws(network: nn.Module, standard_deviation: float, *, generator: t
     """Functions of a network whose parameters are all N(0, standard_deviation²); its own parameters are not used.
 
     Raises:
-        ValueError, TypeError: ``standard_deviation`` is not a positive number.
+        ValueError, TypeError: ``network`` is no module, or ``standard_deviation`` is not a positive number.
     """
+    validation.module("network", network)
     validation.positive("standard_deviation", standard_deviation)
+    validation.generator("generator", generator)
 
     def draws(inputs: Tensor, count: int) -> Tensor:
         parameters = {
@@ -153,6 +161,8 @@ def network_draws(network: nn.Module, standard_deviation: float, *, generator: t
 
 def regression_loss(outputs: Tensor, targets: Tensor, log_noise: Tensor) -> Tensor:
     """Mean of −log N(y; f, σ²) over the minibatch, (M,): outputs (M, B), targets (B,), log_noise = log σ (M,)."""
+    for name, value in (("outputs", outputs), ("targets", targets), ("log_noise", log_noise)):
+        validation.tensor(name, value)
     if outputs.dim() != 2 or outputs.shape[1:] != targets.shape or log_noise.shape != outputs.shape[:1]:
         raise ValueError(
             "regression_loss needs outputs (M, B), targets (B,) and log_noise (M,), got "
@@ -164,17 +174,27 @@ def regression_loss(outputs: Tensor, targets: Tensor, log_noise: Tensor) -> Tens
 
 def classification_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     """Mean cross entropy over the minibatch, (M,): outputs are logits (M, B, C), labels (B,) integers."""
+    validation.tensor("outputs", outputs)
+    validation.tensor("labels", labels)
     if outputs.dim() != 3 or outputs.shape[1:2] != labels.shape:
         raise ValueError(
             f"classification_loss needs logits (M, B, C) and labels (B,), got {tuple(outputs.shape)} and "
             f"{tuple(labels.shape)}"
         )
-    losses = nn.functional.cross_entropy(outputs.flatten(0, 1), labels.repeat(len(outputs)), reduction="none")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"labels must be integers, got dtype {labels.dtype}")
+    repeated = labels.long().repeat(len(outputs))
+    try:
+        losses = nn.functional.cross_entropy(outputs.flatten(0, 1), repeated, reduction="none")
+    except IndexError as error:
+        raise ValueError(f"labels must be classes from 0 to {outputs.shape[2] - 1}: {error}") from error
     return losses.view(outputs.shape[:2]).mean(1)
 
 
 def _channels(inputs: Tensor, outputs: Tensor) -> Tensor:
     """Outputs as (M, n, C), in float32 at least."""
+    validation.tensor("inputs", inputs)
+    validation.tensor("outputs", outputs)
     if outputs.dim() not in (2, 3) or outputs.shape[1] != len(inputs):
         raise ValueError(
             f"outputs must have shape (M, n) or (M, n, C) for inputs (n, ...), got {tuple(outputs.shape)} for "

@@ -1,4 +1,4 @@
-"""From a closure's losses to gradients of every target: checks, backward passes, flat buffers."""
+"""Gradients of every target from a closure's losses: checks, backward passes, flat buffers."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def task_gradients(
     zeros.
     """
     shared: list[list[Tensor | None]] = []
-    own: dict[int, list[Tensor]] = {}
+    of_heads: dict[int, list[Tensor]] = {}
     for k, loss in enumerate(losses):
         head = heads.get(k, ())
         wanted = [p for _, p in (*trunk, *head)]
         last = k == len(losses) - 1 and not keep_graph
         grads = gradients_of(loss.sum(), wanted, retain_graph=not last) if wanted else ()
         shared.append(list(grads[: len(trunk)]))
-        own[k] = [
+        of_heads[k] = [
             checked_gradient(name, grad, f"loss {k}")[None]
             for (name, p), grad in zip(head, grads[len(trunk) :], strict=True)
         ]
@@ -92,7 +92,7 @@ def task_gradients(
         filled = [torch.zeros_like(p) if grad is None and used else grad for grad in of_targets]
         checked = [checked_gradient(name, grad, "the losses") for grad in filled]
         stacked.append(checked[0][None] if len(checked) == 1 else torch.stack(checked))
-    return stacked, own
+    return stacked, of_heads
 
 
 def checked_gradient(name: str, grad: Tensor | None, of: str) -> Tensor:
@@ -107,7 +107,7 @@ def checked_gradient(name: str, grad: Tensor | None, of: str) -> Tensor:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether every entry is finite; one norm decides, and only where it is not finite are the entries looked at."""
+    """True if every entry is finite. One norm decides; entries are looked at only where it is not finite."""
     return bool(values.norm().isfinite()) or bool(values.isfinite().all())
 
 

@@ -121,15 +121,15 @@ class _Radial:
     def __call__(self, points: Tensor) -> KernelMatrix:
         distances = squared_distances(points)
         variance = squared_bandwidth(distances, self.bandwidth)[..., None, None]
-        some = variance > 0
-        safe = torch.where(some, variance, 1.0)
+        apart = variance > 0
+        safe = torch.where(apart, variance, 1.0)
         value, first, second = self._profile(distances / (2 * safe))
         # By r²: κ' = first/2σ², κ'' = second/4σ⁴. ∇_{xⱼ}k = 2κ'(xⱼ − xᵢ), tr ∇∇k = −2dκ' − 4κ''r².
         slope = first / safe
         trace = -points.shape[-1] * slope - second * distances / safe.square()
-        value = torch.where(some, value, (distances == 0).double())
-        repulsion = torch.where(some, slope - torch.diag_embed(slope.sum(-1)), 0.0)
-        return KernelMatrix(value, repulsion, torch.where(some, trace, 0.0).sum(dim=(-2, -1)))
+        value = torch.where(apart, value, (distances == 0).double())
+        repulsion = torch.where(apart, slope - torch.diag_embed(slope.sum(-1)), 0.0)
+        return KernelMatrix(value, repulsion, torch.where(apart, trace, 0.0).sum(dim=(-2, -1)))
 
 
 class RBF(_Radial):

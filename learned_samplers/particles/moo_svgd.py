@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from learned_samplers.base.settings import choice
 from learned_samplers.particles.base import Role
 from learned_samplers.particles.directions import repulsion, svgd_direction, weighted
 from learned_samplers.particles.kernels import KernelMatrix
@@ -32,12 +33,6 @@ class MOOSVGD(SteinSampler):
     Multi-MNIST at lr 0.5, with or without repulsion, none at 0.2 (reports/multi_task.md). ``kernel_on="parameters"``
     hardly mixes gradients, for then the kernel between such networks is small.
 
-    Args:
-        kernel: `RBF` with the full-matrix median by default.
-        kernel_on: "losses" (the default), or "parameters" as in the toy of MT-SGD's published code.
-        temperature: T, the weight of the repulsion.
-        params, lr, num_data, prior_precision, base_optimizer, generator: as for `SVGD`.
-
     Attributes:
         weights: (M, K), those of the last step, or None before it.
 
@@ -45,7 +40,13 @@ class MOOSVGD(SteinSampler):
         ValueError, TypeError: as for `SVGD`.
     """
 
-    spaces = ("losses", "parameters")
+    kernel_on: str = choice(
+        "losses",
+        "parameters",
+        default="losses",
+        of_sampler=True,
+        doc='"losses", or "parameters" as in the toy of MT-SGD\'s published code.',
+    )
 
     def _kernel(self, role: Role) -> tuple[KernelMatrix, Tensor]:
         """The kernel's matrices and the repulsion of the parameters, (M, d)."""

@@ -5,6 +5,6 @@ from learned_samplers.posterior.chains import Chains
 from learned_samplers.posterior.collect import PosteriorSamples
 from learned_samplers.posterior.collection import SampleCollection
 from learned_samplers.posterior.normalisation import OwnBuffers
-from learned_samplers.posterior.outputs import Uncertainty
+from learned_samplers.posterior.spread import Uncertainty
 
 __all__ = ["Chains", "OwnBuffers", "PosteriorSamples", "SampleCollection", "Uncertainty", "to_arviz"]

@@ -279,7 +279,8 @@ class Chains(nn.Module):
         with torch.no_grad():
             for name, tensor in {**parameters_of(model), **buffers_of(model)}.items():
                 tensor.copy_(({name: w[0] for name, w in self.weights().items()} | (store.fixed or {}))[name])
-        return SampleCollection(model, store, {"shapes": shapes, "buffers": "refuse"})
+        origin = {name: value for name, value in samples._settings.items() if name == "origin"}
+        return SampleCollection(model, store, {"shapes": shapes, "buffers": "refuse", **origin})
 
 
 class _Unstacked:

@@ -39,6 +39,7 @@ from learned_samplers.posterior.store import (
     validate_counts,
 )
 from learned_samplers.posterior.tensor_files import Tensors, require_finite
+from learned_samplers.posterior.verdict import Origin
 from learned_samplers.posterior.watch import Watch
 
 
@@ -147,6 +148,7 @@ class PosteriorSamples(SampleCollection):
             "dtype": None if dtype is None else str(dtype),
             "buffers": buffers,
             "shapes": {name: list(parameter.shape) for name, parameter in sampled.items()},
+            "origin": asdict(Origin.of(sampler, model)),
         }
         store: MemoryStore | FolderStore = MemoryStore()
         if path is not None:
@@ -283,7 +285,10 @@ class PosteriorSamples(SampleCollection):
             if added or stride != self._progress.stride:
                 self._store.commit(entries, added, progress)
         except BaseException:
-            self._store.fixed, self._store.frozen = before
+            if added and entry in self._store.entries:  # broken off when it was on the disk already
+                self._progress = progress
+            else:
+                self._store.fixed, self._store.frozen = before
             raise
         self._progress = progress
         if added:
@@ -344,8 +349,9 @@ class PosteriorSamples(SampleCollection):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "PosteriorSamples is attached to its sampler and cannot be copied or pickled: copy model and sampler, "
-            "make a new PosteriorSamples, and load the state_dict() of this one into it"
+            "PosteriorSamples is attached to its sampler and cannot be copied or pickled: posterior.save(path) writes "
+            "its samples to a file; to go on collecting, copy model and sampler, make a new PosteriorSamples, and load "
+            "the state_dict() of this one into it"
         )
 
     def detach(self) -> None:

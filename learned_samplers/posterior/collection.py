@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,8 @@ from learned_samplers.posterior.network import (
     with_plain_names,
 )
 from learned_samplers.posterior.normalisation import normalisation_buffers, validate_policy
-from learned_samplers.posterior.on_disk import read_collection, save_collection, validate_network
 from learned_samplers.posterior.predict import Predictive
+from learned_samplers.posterior.saved_file import read_collection, save_collection, validate_network
 from learned_samplers.posterior.snapshots import Fingerprints, same_values, validate_device
 from learned_samplers.posterior.store import (
     Entry,
@@ -48,12 +48,22 @@ class SampleCollection(Predictive):
 
     ``len(samples)`` is K; ``samples[k]`` and iteration give dictionaries from parameter name to tensor, in the dtype
     and on the device of storage. They are the stored tensors themselves: copy before changing them. :meth:`load_into`
-    puts one into a network.
+    puts one into a network. ``samples[10:]`` is a collection without the first ten, which keep their steps: a burn-in
+    that is chosen afterwards. Of several chains each is cut by itself:
+    ``SampleCollection.merge([chain[10:] for chain in samples.split()])``.
     """
 
     # -- what is held ---------------------------------------------------------------------------------------------
 
-    def __getitem__(self, index: int) -> Tensors:
+    @overload
+    def __getitem__(self, index: int) -> Tensors: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> SampleCollection: ...
+
+    def __getitem__(self, index: int | slice) -> Tensors | SampleCollection:
+        if isinstance(index, slice):
+            return self._part(range(len(self))[index])
         tensors = self._store.read(self._position(index))
         return {name: tensors[name] for name in self.parameter_names}
 
@@ -110,7 +120,7 @@ class SampleCollection(Predictive):
         refuse_sharded(model)
         validate_network(model, self._store, self._settings, "the samples")
         Fingerprints(model).validate(self._store.frozen, "the samples")
-        values, tensors = {**(self._store.fixed or {}), **self._state(index)}, tensors_of(model)
+        values, tensors = {**(self._store.fixed or {}), **self._state(self._store, index)}, tensors_of(model)
         with torch.no_grad():
             for name, value in values.items():
                 tensors[name].copy_(value)
@@ -296,6 +306,8 @@ class SampleCollection(Predictive):
             raise TypeError(f"collections must be a list of them, got one {type(collections).__name__}")
         if not collections:
             raise ValueError("collections must hold at least one collection, got none")
+        if model is not None:
+            validation.module("model", model)
         chains: list[SampleCollection] = []
         for position, item in enumerate(collections):
             if not isinstance(item, SampleCollection):
@@ -323,15 +335,17 @@ class SampleCollection(Predictive):
         return merged
 
     def split(self) -> list[SampleCollection]:
-        """One collection for each chain, in order; the opposite of :meth:`merge`."""
-        parts = []
-        for chain in dict.fromkeys(self.chains):
-            chosen = [(self._store, k, chain) for k, entry in enumerate(self._store.entries) if entry.chain == chain]
-            store = StoreView(chosen, self._store.fixed, self._store.frozen)
-            part = SampleCollection(self.model, store, self._settings)
-            part._reestimated = self._reestimated
-            parts.append(part)
-        return parts
+        """Return a collection for each chain, in order; the opposite of :meth:`merge`."""
+        return [
+            self._part([k for k, n in enumerate(self.chains) if n == chain]) for chain in dict.fromkeys(self.chains)
+        ]
+
+    def _part(self, positions: Sequence[int]) -> SampleCollection:
+        """Return the samples at these positions as a collection, which reads them where they are."""
+        chosen = [(self._store, position, self._store.entries[position].chain) for position in positions]
+        part = SampleCollection(self.model, StoreView(chosen, self._store.fixed, self._store.frozen), self._settings)
+        part._reestimated = self._reestimated
+        return part
 
     def to_arviz(
         self,

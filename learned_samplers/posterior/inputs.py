@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,37 +15,61 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetR
 #: A tensor or array (N, ...), a tuple or a dictionary of them, or a DataLoader.
 Inputs = Any
 
-#: What to say where outputs are not one for each example.
-ADVICE = "one example alone needs a batch axis, x.unsqueeze(0), and so does each of a loader with batch_size=None"
+IN_ONE_PIECE = "batch_size=None, which runs all rows in one piece"
+#: Advice where outputs are not one for each example.
+ADVICE = (
+    "one example alone needs a batch axis, x.unsqueeze(0), and so does each of a loader with batch_size=None; rows "
+    f"that depend on each other, as in a graph, need {IN_ONE_PIECE}"
+)
 
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class Batch(NamedTuple):
-    """Arguments of one call of the network, and the number of examples in them."""
+    """Arguments of one call of the network, and the number of examples in them.
+
+    ``in_one_piece``: rows are not told apart, and tensors may differ in length: a graph's nodes and edges.
+    """
 
     args: tuple[Tensor, ...]
     kwargs: dict[str, Tensor]
     length: int
+    in_one_piece: bool = False
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on a device."""
-        kwargs = {name: tensor.to(device) for name, tensor in self.kwargs.items()}
-        return Batch(tuple(tensor.to(device) for tensor in self.args), kwargs, self.length)
+        """Return the same batch on a device."""
+        return self._with(lambda tensor: tensor.to(device), self.length)
+
+    def detached(self) -> Batch:
+        """Return the same batch without a graph, so that a network may set ``requires_grad`` of its inputs."""
+        return self._with(Tensor.detach, self.length)
 
     def first(self, count: int) -> Batch:
-        """Its first examples."""
+        """Return its first examples."""
         return self.rows(slice(count))
+
+    def inputs_of_first(self, count: int) -> Inputs:
+        """Return copies of its first examples, in the form in which a user gives inputs."""
+        chosen = self.detached() if self.in_one_piece else self.detached().first(count)
+        return {k: t.clone() for k, t in chosen.kwargs.items()} or tuple(t.clone() for t in chosen.args)
+
+    def rows(self, chosen: slice) -> Batch:
+        """Return the chosen examples."""
+        return self._with(lambda tensor: tensor[chosen], len(range(self.length)[chosen]))
+
+    def _with(self, change: Callable[[Tensor], Tensor], length: int) -> Batch:
+        kwargs = {name: change(tensor) for name, tensor in self.kwargs.items()}
+        return Batch(tuple(map(change, self.args)), kwargs, length, self.in_one_piece)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All of its arguments."""
         return (*self.args, *self.kwargs.values())
 
-    def rows(self, chosen: slice) -> Batch:
-        """Some of its examples."""
-        kwargs = {name: tensor[chosen] for name, tensor in self.kwargs.items()}
-        return Batch(tuple(tensor[chosen] for tensor in self.args), kwargs, len(range(self.length)[chosen]))
+    @property
+    def requires_grad(self) -> bool:
+        """True if an argument requires a gradient."""
+        return any(tensor.requires_grad for tensor in self.tensors)
 
 
 class Batches:
@@ -55,7 +79,7 @@ class Batches:
         x: a tensor or a NumPy array; a tuple of them (positional arguments of the network); a dictionary of them
             (keyword arguments); or a DataLoader, which has its own batch size, and of whose (input, target) pairs the
             inputs are taken. It is iterated once.
-        batch_size: examples in a batch.
+        batch_size: examples in a batch; None for all in one piece, whose tensors may differ in length.
         dtype: floating-point arrays are converted to it, since NumPy's default is float64.
         targets: False says that a loader's tuples hold inputs only; True and None take them for (input, target).
         second: the network's second input, if it has one; with ``targets=None`` its values may be taken for targets,
@@ -64,6 +88,7 @@ class Batches:
     Attributes:
         length: the number of examples; of a loader what is expected, 0 where it does not say.
         read: whether they come from a loader, so that each takes memory of its own.
+        splits: whether there may be more batches than one.
 
     Raises:
         TypeError, ValueError: another type, no example, different numbers of examples, or a loader that shuffles.
@@ -72,7 +97,7 @@ class Batches:
     def __init__(
         self,
         x: Inputs,
-        batch_size: int,
+        batch_size: int | None,
         dtype: torch.dtype | None = None,
         *,
         targets: bool | None = None,
@@ -83,15 +108,17 @@ class Batches:
         if self.read:
             if _shuffles(x):
                 raise ValueError("x must not shuffle, or predictions have no order to return in: use shuffle=False")
-            self.length = _expected(x)
+            self.length, self.splits = _expected(x), True
         else:
-            self._x = _one_batch(x, dtype)
+            self._x = _one_batch(x, dtype, in_one_piece=batch_size is None)
             self.length = self._x.length
+            self.splits = batch_size is not None and batch_size < self.length
 
     def __iter__(self) -> Iterator[Batch]:
         if not self.read:
-            for start in range(0, self.length, self._size):
-                yield self._x.rows(slice(start, start + self._size))
+            size = self.length if self._size is None else self._size
+            for start in range(0, self.length, size):
+                yield self._x if self._size is None else self._x.rows(slice(start, start + size))
             return
         empty = True
         for item in _inputs_of(self._x, self._targets, self._second):
@@ -120,24 +147,28 @@ def _shuffles(loader: DataLoader[Any]) -> bool:
     return False
 
 
-def _one_batch(x: Any, dtype: torch.dtype | None) -> Batch:
+def _one_batch(x: Any, dtype: torch.dtype | None, *, in_one_piece: bool = False) -> Batch:
     items = list(x.values()) if isinstance(x, Mapping) else list(x) if isinstance(x, tuple) else [x]
     if not items or not all(isinstance(item, Tensor | np.ndarray) for item in items):
-        kind = type(next((item for item in items if not isinstance(item, Tensor | np.ndarray)), x)).__name__
+        type_name = type(next((item for item in items if not isinstance(item, Tensor | np.ndarray)), x)).__name__
         advice = ": of a loader's batch [inputs, targets] give the inputs" if isinstance(x, list) else ""
+        if any(hasattr(item, "to_numpy") for item in items):
+            advice = ": give x.to_numpy(dtype='float32'), with the columns in the order in which it was trained on them"
         raise TypeError(
-            f"x must be a tensor, an array, a tuple or dictionary of them, or a DataLoader, got {kind}{advice}"
+            f"x must be a tensor, an array, a tuple or dictionary of them, or a DataLoader, got {type_name}{advice}"
         )
     tensors = [_as_tensor(item, dtype) for item in items]
     lengths = [len(item) if item.ndim else 0 for item in tensors]
-    if lengths[0] == 0 or len(set(lengths)) != 1:
+    if lengths[0] == 0 or (len(set(lengths)) != 1 and not in_one_piece):
         advice = f" ({ADVICE})" if any(item.ndim == 0 for item in tensors) else ""
+        if len(set(lengths)) != 1:
+            advice = f" (inputs that are no rows, such as the edges of a graph, need {IN_ONE_PIECE})"
         raise ValueError(
             f"x must hold at least one example, equally many in each tensor; got lengths {lengths}{advice}"
         )
     if isinstance(x, Mapping):
-        return Batch((), dict(zip(map(str, x), tensors, strict=True)), lengths[0])
-    return Batch(tuple(tensors), {}, lengths[0])
+        return Batch((), dict(zip(map(str, x), tensors, strict=True)), lengths[0], in_one_piece)
+    return Batch(tuple(tensors), {}, lengths[0], in_one_piece)
 
 
 def readable(array: np.ndarray) -> np.ndarray:
@@ -198,7 +229,7 @@ class RepeatedBatches:
     """
 
     def __init__(
-        self, data: Any, batch_size: int, dtype: torch.dtype | None = None, *, targets: bool | None, second: str
+        self, data: Any, batch_size: int | None, dtype: torch.dtype | None = None, *, targets: bool | None, second: str
     ) -> None:
         self._dtype, self._targets, self._second = dtype, targets, second
         if not isinstance(data, Iterable):

@@ -1,25 +1,27 @@
-"""A network under other weights than its own, whose names are the same when it is compiled or wrapped for DDP."""
+"""The network inside wrappers, the names of its tensors without them, and the networks that are refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.utils import parametrize
 
 from learned_samplers.base.sharding import is_sharded
 
 T = TypeVar("T")
 
 
+#: Submodules that hold the network: of ``torch.compile``, Lightning Fabric, FSDP, activation checkpointing.
+WRAPPED = ("_orig_mod", "_forward_module", "_original_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
 def network_of(model: nn.Module) -> nn.Module:
-    """The network inside ``torch.compile``, ``DistributedDataParallel`` and ``DataParallel``; any other as it is."""
+    """Return the network inside `WRAPPED`, ``DistributedDataParallel`` or ``DataParallel``; any other as it is."""
     while True:
-        inner = model._modules.get("_orig_mod")
+        wrapped = (model._modules.get(name) for name in WRAPPED)
+        inner = next((module for module in wrapped if module is not None), None)
         if inner is None and isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             inner = model.module
         if inner is None:
@@ -51,11 +53,13 @@ def refuse_merged(model: nn.Module, sampled: Callable[[], Iterable[str]]) -> Non
 
     A sample's own adapter would then not be seen at all. ``sampled`` gives the names of the sampled weights.
     """
-    merged = {name: each for name, each in model.named_modules() if getattr(each, "merged", False) is True}
-    tensors = tensors_of(model) if merged else {}
-    own = {id(tensors[name]) for name in sampled() if name in tensors} if merged else set()
+    merged = {name: module for name, module in model.named_modules() if getattr(module, "merged", False) is True}
+    if not merged:
+        return
+    tensors = tensors_of(model)
+    sampled_tensors = {id(tensors[name]) for name in sampled() if name in tensors}
     for name, module in merged.items():
-        if any(id(p) in own for p in module.parameters()):
+        if any(id(p) in sampled_tensors for p in module.parameters()):
             raise ValueError(
                 f"model: its layer {name!r} has merged its adapter into its weight (merged=True), which hides the "
                 "samples of the adapter: unmerge it first, by model.train() or as its library does"
@@ -63,11 +67,24 @@ def refuse_merged(model: nn.Module, sampled: Callable[[], Iterable[str]]) -> Non
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Each name → the name without ``_orig_mod.`` and, if all of them begin with it, ``module.``."""
-    plain = {name: ".".join(part for part in name.split(".") if part != "_orig_mod") for name in names}
+    """Return each name → the name without the parts that are `WRAPPED` and, if all begin with it, ``module.``."""
+    plain = {name: ".".join(part for part in name.split(".") if part not in WRAPPED) for name in names}
     while plain and all(name.startswith("module.") for name in plain.values()):
         plain = {name: short.removeprefix("module.") for name, short in plain.items()}
     return plain
+
+
+def name_when_plain(name: str) -> str:
+    """Return the name of a tensor as it is today, of a file that was written when wrappers were part of names."""
+    parts = name.split(".")
+    if parts[0] == "_forward_module" and parts[1:2] == ["module"]:
+        parts = parts[2:]
+    return ".".join(part for part in parts if part not in WRAPPED)
+
+
+def with_names_when_plain(mapping: Mapping[str, T]) -> dict[str, T]:
+    """Return a mapping by name with `name_when_plain` for each."""
+    return {name_when_plain(name): value for name, value in mapping.items()}
 
 
 def with_plain_names(tensors: Mapping[str, T], known: Iterable[str]) -> dict[str, T]:
@@ -98,71 +115,3 @@ def buffers_of(model: nn.Module) -> dict[str, Tensor]:
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by plain name."""
     return {**parameters_of(model), **buffers_of(model)}
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """The whole model in evaluation mode; afterwards every module is in the mode in which it was found.
-
-    A module's own ``train`` is not called: some change weights in it, as LoRA layers do that merge their adapters.
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        for module, _ in modes:
-            module.training = False
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-#: Tables of hooks and the like, which no forward writes into.
-_OF_TORCH = set(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
-
-
-@contextmanager
-def attributes_kept(network: nn.Module) -> Iterator[None]:
-    """Within it a forward may write into attributes of the network's modules; afterwards they are as before.
-
-    Such as attention weights for a figure, a cache, or the weight that the hooks of ``weight_norm`` and ``prune``
-    compute: those of a run under vmap cannot be used after it, and those of one sample are wrong for the next. Lists
-    and dictionaries are remembered one level deep; values of tensors are not.
-    """
-    held: list[tuple[Any, Any]] = []
-    for module in network.modules():
-        own = vars(module)
-        inner = [v for k, v in own.items() if isinstance(v, list) or (isinstance(v, dict) and k not in _OF_TORCH)]
-        held += [(each, dict(each) if isinstance(each, dict) else list(each)) for each in (own, *inner)]
-    try:
-        yield
-    finally:
-        for now, before in held:
-            if isinstance(now, dict):
-                if now.keys() != before.keys() or any(now[key] is not value for key, value in before.items()):
-                    now.clear()
-                    now.update(before)
-            elif len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
-                now[:] = before
-
-
-class FunctionalNetwork:
-    """Runs a model with other tensors in the place of its own, given by plain name; the model's own are not touched.
-
-    Raises:
-        ValueError: the model is sharded: its hooks would put its own weights back.
-        RuntimeError: from a call within ``parametrize.cached()``, where all samples have the first's weights.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.network = network_of(model)
-        refuse_sharded(self.network)
-        self._actual = {short: name for name, short in plain_names_of(self.network).items()}
-
-    def __call__(self, state: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if parametrize._cache_enabled:
-            raise RuntimeError(
-                "torch.nn.utils.parametrize.cached() keeps the weights that were computed first: predict outside of it"
-            )
-        named = {self._actual[name]: tensor for name, tensor in state.items()}
-        with attributes_kept(self.network):
-            return functional_call(self.network, named, args, dict(kwargs))

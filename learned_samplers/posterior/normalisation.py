@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from learned_samplers.posterior.network import (
     refuse_merged,
     tensors_of,
 )
+from learned_samplers.posterior.replica import replica
 from learned_samplers.posterior.tensor_files import Tensors, require_writable
 
 POLICIES = ("refuse", "snapshot", "reestimate")
@@ -77,7 +77,7 @@ def reestimated_buffers(
     states: Iterable[Tensors],
     fixed: Mapping[str, Tensor],
     data: Any,
-    batch_size: int,
+    batch_size: int | None,
     targets: bool | None = None,
 ) -> Iterator[Tensors]:
     """Yield, for each state, the running statistics of its normalisation layers over ``data``.
@@ -86,18 +86,11 @@ def reestimated_buffers(
     normalisation layers are in training mode, so dropout adds no noise to them. Those whose statistics are among what
     is ``fixed`` keep these. Works on a copy of the model.
     """
-    try:
-        work = copy.deepcopy(network_of(model))
-    except RuntimeError as error:
-        raise ValueError(
-            "the network cannot be copied: it keeps a weight that the last forward pass has computed "
-            "(nn.utils.weight_norm or prune). Run `with torch.no_grad(): model.eval()(x)` once, and call this again"
-        ) from error
+    network = network_of(model)
+    work = replica(network, {id(t): t.detach().clone() for t in (*network.parameters(), *network.buffers())})
     names = statistics_to_compute(work, fixed)
     tensors = tensors_of(work)
     device = next(work.parameters()).device
-    for module in work.modules():  # not by `eval`, in which some change weights
-        module.training = False
     layers = [layer for layer, own in normalisation_layers(work) if own[0] in names]
     for layer in layers:
         layer.training = True

@@ -1,40 +1,22 @@
-"""Posterior samples on disk: a folder that grows by a file and a line of its index a sample, and one file of all."""
+"""Posterior samples in a folder, which grows by a file and a line of its index with each sample."""
 
 from __future__ import annotations
 
-import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from learned_samplers.base.files import LOCK, FolderLock, append, write_atomically
-from learned_samplers.posterior.network import parameters_of, tensors_of
-from learned_samplers.posterior.normalisation import normalisation_buffers
-from learned_samplers.posterior.snapshots import Fingerprints
-from learned_samplers.posterior.store import (
-    Entry,
-    MemoryStore,
-    Progress,
-    Store,
-    compare_settings,
-    validate_counts,
-)
-from learned_samplers.posterior.tensor_files import (
-    FORMAT,
-    Tensors,
-    checksum,
-    fingerprint,
-    read_tensors,
-    require_finite,
-    write_tensors,
-)
+from learned_samplers.posterior.folder_index import Index, header, read_index, record
+from learned_samplers.posterior.network import with_names_when_plain
+from learned_samplers.posterior.store import Entry, MemoryStore, Progress, compare_settings, validate_counts
+from learned_samplers.posterior.tensor_files import Tensors, read_tensors, require_finite, write_tensors
 
-VERSION = 2
 INDEX = "index.jsonl"
 FIXED = "fixed.safetensors"
 
@@ -43,7 +25,8 @@ class FolderStore:
     """Samples as files: ``step-<step>.safetensors`` each, ``index.jsonl``, and ``fixed.safetensors``.
 
     The index begins with a line of settings; every further line adds a sample and says how far the collector has come.
-    It is rewritten only when samples are dropped. A last line that is not whole (a crash) does not count, and a file
+    It is rewritten only when samples are dropped, and has the checksums of the files, so that those of another run are
+    refused. A last line that is not whole (a crash) does not count, and a file
     that the index does not name (a crash between two writes, or going back to an earlier checkpoint) is ignored, and
     replaced when its step is reached again.
 
@@ -65,6 +48,8 @@ class FolderStore:
         self.progress = Progress()
         self.fixed: Tensors | None = None
         self.frozen: dict[str, str] = {}
+        self._checksums: dict[str, str] = {}
+        self._fixed_checksum: str | None = None
         self._size = 0
         self._lock: FolderLock | None = None
         if settings is None:
@@ -85,7 +70,7 @@ class FolderStore:
                 self._refuse_other_files()
                 self.settings = settings
             if not self._size:
-                self._write_index(self.entries, self.progress)
+                self._write_index(self.entries, self.progress, self._checksums)
         except BaseException:
             self._lock.release()
             raise
@@ -105,12 +90,9 @@ class FolderStore:
         path = self.folder / INDEX
         if not path.is_file():
             raise FileNotFoundError(f"no posterior samples in {self.folder}: {INDEX} is missing")
-        try:
-            self._read_index(path, path.read_bytes())
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            if str(error).startswith(str(path)):
-                raise
-            raise ValueError(f"{path}: broken index ({type(error).__name__}: {error})") from error
+        index = read_index(path)
+        self.settings = index.settings
+        self._adopt(index)
         validate_counts(str(path), self.progress, *self.entries)
         if settings is not None:
             compare_settings({**settings, "shapes": self.settings["shapes"]}, self.settings, str(self.folder))
@@ -121,26 +103,23 @@ class FolderStore:
         if self.entries:
             self.fixed = {}
             if (self.folder / FIXED).is_file():
-                self.fixed, metadata = read_tensors(self.folder / FIXED, self.device)
-                self.frozen = metadata.get("frozen", {})
+                tensors, metadata = self._read(self.folder / FIXED)
+                self.fixed, self.frozen = tensors, with_names_when_plain(metadata.get("frozen", {}))
 
-    def _read_index(self, path: Path, data: bytes) -> None:
-        whole, torn = data[: data.rfind(b"\n") + 1], data[data.rfind(b"\n") + 1 :]
-        if _is_whole(torn[:-1]):
-            raise ValueError(f"{path}: its last line is damaged (no end of line)")
-        header, *lines = whole.decode().splitlines() or [""]
-        content = _checked(header)
-        if content["format"] != FORMAT or content["version"] != VERSION:
-            raise ValueError(f"{path}: not an index of {FORMAT}, version {VERSION}")
-        self.settings = dict(content["settings"])
-        for number, line in enumerate(lines, 2):
-            try:
-                record = _checked(line)
-            except ValueError as error:
-                raise ValueError(f"{path}: line {number} is damaged ({error})") from error
-            self.progress = Progress(*record["progress"])
-            self.entries += [Entry(*entry) for entry in record["entries"]]
-        self._size = len(whole)
+    def _read(self, path: Path) -> tuple[Tensors, dict[str, Any]]:
+        tensors, metadata = read_tensors(path, self.device, self._checksums.get(path.name))
+        return with_names_when_plain(tensors), metadata
+
+    def warn_of_unnamed(self) -> None:
+        """Warn where the folder holds more files of samples that the index does not name than a crash leaves."""
+        named = {self._file(entry).name for entry in self.entries}
+        unnamed = sorted({path.name for path in self.folder.glob("step-*.safetensors")} - named)
+        if len(unnamed) > 1:
+            warnings.warn(
+                f"{self.folder} holds {len(unnamed)} files of samples ({unnamed[0]}, ...) beside the {len(named)} that "
+                f"{INDEX} names: they are not read. Its end may be lost, or the run went back to an earlier checkpoint",
+                stacklevel=4,
+            )
 
     def _file(self, entry: Entry) -> Path:
         return self.folder / f"step-{entry.step:010d}.safetensors"
@@ -150,26 +129,27 @@ class FolderStore:
             if not self._file(entry).is_file():
                 raise ValueError(f"{self._file(entry)}: the sample of step {entry.step} is missing")
 
-    def _write_index(self, entries: Sequence[Entry], progress: Progress) -> None:
-        header = _with_checksum({"format": FORMAT, "version": VERSION, "settings": self.settings})
-        data = header + _record(entries, progress)
+    def _write_index(self, entries: Sequence[Entry], progress: Progress, checksums: Mapping[str, str]) -> None:
+        names = {self._file(entry).name for entry in entries} | ({FIXED} if entries else set())
+        kept = {name: digest for name, digest in checksums.items() if name in names}
+        data = header(self.settings) + record(entries, progress, kept)
         write_atomically(self.folder / INDEX, data, clean=False)
-        self._size = len(data)
+        self._checksums, self._size = kept, len(data)
 
-    def _add_to_index(self, entries: Sequence[Entry], progress: Progress) -> None:
-        data = _record(entries, progress)
+    def _add_to_index(self, entries: Sequence[Entry], progress: Progress, checksums: dict[str, str]) -> None:
+        data = record(entries, progress, {k: v for k, v in checksums.items() if self._checksums.get(k) != v})
         append(self.folder / INDEX, self._size, data)
-        self._size += len(data)
+        self._checksums, self._size = checksums, self._size + len(data)
 
     def read(self, index: int) -> Tensors:
         entry = self.entries[index]
-        tensors, metadata = read_tensors(self._file(entry), self.device)
+        tensors, metadata = self._read(self._file(entry))
         if metadata.get("step") != entry.step:
             raise ValueError(f"{self._file(entry)}: belongs to step {metadata.get('step')}, not to step {entry.step}")
         for name, shape in self.settings["shapes"].items():
-            found = list(tensors[name].shape) if name in tensors else None
-            if found != shape:
-                raise ValueError(f"{self._file(entry)}: {name!r} has shape {found}, the index says {shape}")
+            stored = list(tensors[name].shape) if name in tensors else None
+            if stored != shape:
+                raise ValueError(f"{self._file(entry)}: {name!r} has shape {stored}, the index says {shape}")
         require_finite(self._file(entry), tensors, self.settings["shapes"])
         return tensors
 
@@ -177,7 +157,7 @@ class FolderStore:
         frozen = dict(frozen or {})
         if fixed or frozen:
             self._require_lock()
-            write_tensors(self.folder / FIXED, fixed, {"frozen": frozen}, clean=False)
+            self._fixed_checksum = write_tensors(self.folder / FIXED, fixed, {"frozen": frozen}, clean=False)
         self.fixed, self.frozen = fixed, frozen
 
     def _require_lock(self) -> None:
@@ -193,34 +173,51 @@ class FolderStore:
         kept = len(self.entries)
         grows = list(entries[:kept]) == self.entries and len(entries) > kept
         fresh = entries[kept:] if grows else entries
-        written: list[Path] = []
+        checksums = dict(self._checksums)
+        if self._fixed_checksum is not None:
+            checksums[FIXED] = self._fixed_checksum
+        before, written = [self._file(entry) for entry in self.entries], list[Path]()
         try:
             for entry in fresh:
                 if entry in added:
-                    written.append(self._file(entry))
-                    write_tensors(written[-1], added[entry], asdict(entry), clean=False)
+                    path = self._file(entry)
+                    written.append(path)
+                    checksums[path.name] = write_tensors(path, added[entry], asdict(entry), clean=False)
             self._require(fresh)
-            self._add_to_index(fresh, progress) if grows else self._write_index(entries, progress)
+            if grows:
+                self._add_to_index(fresh, progress, checksums)
+            else:
+                self._write_index(entries, progress, checksums)
         except BaseException:
-            for path in written:
-                path.unlink(missing_ok=True)
+            # A signal may come while the folder is synced, when the new index is in its place: what it names counts.
+            self._adopt(read_index(self.folder / INDEX))
+            self._remove([*written, *(before if delete and not grows else ())])
             raise
-        dropped = {entry.step for entry in self.entries} - {entry.step for entry in entries} if not grows else set()
-        files = [self._file(entry) for entry in self.entries if entry.step in dropped]
         self.entries, self.progress = list(entries), progress
-        for path in files if delete else ():
-            path.unlink(missing_ok=True)
+        self._remove(before if delete and not grows else ())
+
+    def _adopt(self, index: Index) -> None:
+        self.entries, self.progress = index.entries, index.progress
+        self._checksums, self._size = index.checksums, index.size
+
+    def _remove(self, files: Sequence[Path]) -> None:
+        """Remove those of some files of samples that are no longer held."""
+        held = {self._file(entry) for entry in self.entries}
+        for path in files:
+            if path not in held:
+                path.unlink(missing_ok=True)
 
     def set_settings(self, settings: Mapping[str, Any]) -> None:
         """Keep these settings instead of those in the index."""
         if self.settings != settings:
             self._require_lock()
             self.settings = dict(settings)
-            self._write_index(self.entries, self.progress)
+            self._write_index(self.entries, self.progress, self._checksums)
 
     def clear(self) -> None:
         """Drop all samples, and the files that a crash kept from the index."""
         self.commit([], {}, Progress())
+        self._fixed_checksum = None
         self.fixed, self.frozen = None, {}
         for path in (*self.folder.glob("step-*.safetensors"), self.folder / FIXED):
             path.unlink(missing_ok=True)
@@ -254,145 +251,6 @@ class RecordsStore(MemoryStore):
 
 
 def _is_temporary(name: str) -> bool:
-    """Whether a file is an unfinished write of one of the folder's own; the holder of the lock may remove it."""
+    """Return whether a file is an unfinished write of the folder's, which the holder of the lock may remove."""
     ours = (".step-", f".{INDEX}.", f".{FIXED}.", f"{LOCK}.")
     return name.endswith(".tmp") and name.startswith(ours)
-
-
-def _record(entries: Sequence[Entry], progress: Progress) -> bytes:
-    content = {
-        "progress": list(asdict(progress).values()),
-        "entries": [list(asdict(entry).values()) for entry in entries],
-    }
-    return _with_checksum(content)
-
-
-def _with_checksum(content: dict[str, Any]) -> bytes:
-    """A line of the index: the checksum and the text of a JSON object."""
-    text = json.dumps(content)
-    return json.dumps([checksum(text), text]).encode() + b"\n"
-
-
-def _is_whole(line: bytes) -> bool:
-    try:
-        return bool(_checked(line.decode()))
-    except (ValueError, RecursionError):
-        return False
-
-
-def _checked(line: str) -> dict[str, Any]:
-    sealed = json.loads(line)
-    if not isinstance(sealed, list) or len(sealed) != 2 or not isinstance(sealed[1], str):
-        raise ValueError("not a checksum and a text")
-    if checksum(sealed[1]) != sealed[0]:
-        raise ValueError("it has changed since it was written")
-    content = json.loads(sealed[1])
-    if not isinstance(content, dict):
-        raise ValueError("not a JSON object")
-    return content
-
-
-Reestimated = dict[tuple[int, int], Tensors]
-
-
-def save_collection(
-    path: Path,
-    model: nn.Module,
-    store: Store,
-    settings: Mapping[str, Any],
-    reestimated: Mapping[tuple[int, int], Tensors],
-    fingerprints: Fingerprints,
-    store_frozen: bool | None,
-) -> None:
-    """Write a collection to one file; see `SampleCollection.save`."""
-    fixed, frozen = dict(store.fixed or {}), dict(store.frozen)
-    if store_frozen and frozen:
-        fingerprints.validate(frozen, "the samples")
-        own = tensors_of(model)
-        fixed |= {name: own[name].detach().cpu() for name in frozen}
-        frozen = {}
-    elif store_frozen is False:
-        left_out = [name for name in fixed if name in parameters_of(model)]
-        frozen |= {name: fingerprint(fixed.pop(name)) for name in left_out}
-    samples = [store.read(index) for index in range(len(store.entries))]
-    for index, sample in enumerate(samples):  # which the user may have written to
-        require_finite(f"sample {index}", sample, settings["shapes"])
-    tensors = {f"samples/{name}": torch.stack([sample[name] for sample in samples]) for name in samples[0]}
-    tensors |= {f"fixed/{name}": tensor for name, tensor in fixed.items()}
-    keys = [(entry.chain, entry.step) for entry in store.entries]
-    if all(key in reestimated for key in keys):
-        buffers = [reestimated[key] for key in keys]
-        tensors |= {f"reestimated/{name}": torch.stack([b[name] for b in buffers]) for name in buffers[0]}
-    metadata = {
-        "settings": dict(settings),
-        **{f"{name}s": [getattr(entry, name) for entry in store.entries] for name in ("step", "cycle", "chain")},
-        "frozen": frozen,
-    }
-    write_tensors(path, tensors, metadata)
-
-
-def read_collection(path: Path, device: torch.device) -> tuple[Store, dict[str, Any], Reestimated]:
-    """Samples, settings and re-estimated buffers (by chain and step) of a saved file or of a folder of samples.
-
-    Raises:
-        FileNotFoundError: nothing there.
-        ValueError: a file that is truncated, damaged or not of this format; the message names it.
-    """
-    if path.is_dir():
-        folder = FolderStore(path, None, device)
-        return folder, folder.settings, {}
-    tensors, metadata = read_tensors(path, device)
-    groups: dict[str, Tensors] = {"samples": {}, "fixed": {}, "reestimated": {}}
-    try:
-        settings, steps, cycles, chains = (metadata[name] for name in ("settings", "steps", "cycles", "chains"))
-        entries = [Entry(*row) for row in zip(steps, cycles, range(1, len(steps) + 1), chains, strict=True)]
-        frozen = {str(name): str(digest) for name, digest in metadata["frozen"].items()}
-        validate_counts(str(path), *entries)
-        require_finite(path, tensors, [f"samples/{name}" for name in settings["shapes"]])
-        for key, tensor in tensors.items():
-            group, name = key.split("/", 1)
-            groups[group][name] = tensor
-        for name, tensor in groups["samples"].items():
-            shape = settings["shapes"].get(name, tensor.shape[1:])
-            if tensor.shape != (len(steps), *shape):
-                raise ValueError(f"{path}: {name!r} has shape {tuple(tensor.shape)}, not {(len(steps), *shape)}")
-        missing = [name for name in settings["shapes"] if name not in groups["samples"]]
-        if missing or settings["buffers"] is None:
-            raise KeyError(*missing or ["buffers"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: not a file of posterior samples ({type(error).__name__}: {error})") from error
-    except ValueError as error:
-        if str(error).startswith(str(path)):
-            raise
-        raise ValueError(f"{path}: not a file of posterior samples ({error})") from error
-
-    store = MemoryStore()
-    rows = {entry: {name: t[k] for name, t in groups["samples"].items()} for k, entry in enumerate(entries)}
-    store.commit(entries, rows, store.progress)
-    store.set_fixed(groups["fixed"], frozen)
-    buffers = {
-        (entry.chain, entry.step): {name: t[k] for name, t in groups["reestimated"].items()}
-        for k, entry in enumerate(entries)
-    }
-    return store, settings, buffers if groups["reestimated"] else {}
-
-
-def validate_network(model: nn.Module, store: Store, settings: Mapping[str, Any], source: str) -> None:
-    """Raise ValueError unless the samples and the fixed tensors stored with them are those that ``model`` has."""
-    if empty := next((name for name, tensor in tensors_of(model).items() if tensor.is_meta), None):
-        raise ValueError(f"model: {empty!r} is on the meta device, without values: call model.to_empty(device=…) first")
-    own = {name: list(tensor.shape) for name, tensor in tensors_of(model).items()}
-    stored = {name: list(shape) for name, shape in settings["shapes"].items()}
-    if store.entries:
-        tensors = {**(store.fixed or {}), **store.read(0)}
-        stored |= {name: list(tensor.shape) for name, tensor in tensors.items()}
-        left_out = set(store.frozen) | set(normalisation_buffers(model) if settings["buffers"] == "reestimate" else ())
-        own = {name: shape for name, shape in own.items() if name not in left_out or name in stored}
-    else:
-        own = {name: shape for name, shape in own.items() if name in stored}
-    for name in (*stored, *own):
-        if own.get(name) != stored.get(name):
-            there, here = (
-                f"has shape {tuple(shapes[name])}" if name in shapes else "does not exist" for shapes in (stored, own)
-            )
-            raise ValueError(f"{source}: {name!r} {there} there and {here} in {type(model).__name__}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,17 +15,19 @@ from learned_samplers.base import validation
 from learned_samplers.posterior.inputs import ADVICE
 
 Output = str | Callable[[Any], Tensor]
-OUTPUTS = ("softmax", "binary", "regression")
+OUTPUTS = ("softmax", "binary", "multilabel", "regression")
+#: Those whose predictions are probabilities of classes, and those with a sigmoid for each logit.
+CLASSES, SIGMOIDS = ("softmax", "binary", "multilabel"), ("binary", "multilabel")
 #: Noise of a regression: none, its standard deviation, or what the network gives beside the mean.
 Noise = float | Tensor | str | None
-NETWORK_NOISE = ("log_variance", "scale")
+NETWORK_NOISE = ("log_variance", "variance", "scale")
 #: So many logits of two classes do not all lie in [0, 1] by chance.
 ENOUGH = 16
 
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """What the output of a network is; see `SampleCollection.predict` for the arguments.
+    """The meaning of a network's output; see `SampleCollection.predict` for the arguments.
 
     Raises:
         TypeError, ValueError: an option that is unknown or does not go with the others.
@@ -38,7 +40,9 @@ class OutputFormat:
 
     def __post_init__(self) -> None:
         if not callable(self.output) and self.output not in OUTPUTS:
-            raise ValueError(f"output must be 'softmax', 'binary', 'regression' or a function, got {self.output!r}")
+            raise ValueError(
+                f"output must be 'softmax', 'binary', 'multilabel', 'regression' or a function, got {self.output!r}"
+            )
         if self.class_axis is not None:
             if self.output not in ("softmax", "binary"):
                 raise ValueError(f"class_axis={self.class_axis} goes with output='softmax' or 'binary' only")
@@ -57,16 +61,26 @@ class OutputFormat:
             else:
                 validation.positive("noise", self.noise)
 
+    @property
+    def has_classes(self) -> bool:
+        """True if predictions are probabilities of classes."""
+        return self.output in CLASSES
+
+    def require_classes(self, option: str) -> None:
+        """Raise ValueError, naming an option that needs them, unless predictions are probabilities of classes."""
+        if not self.has_classes:
+            raise ValueError(f"{option} goes with output='softmax', 'binary' or 'multilabel' only, got {self.output!r}")
+
     # -- what the network returned ----------------------------------------------------------------------------------
 
     def tensor(self, raw: Any) -> Tensor:
         """The tensor to read: the output itself, ``.logits``, or the entry that ``select`` names."""
-        found = self._selected(raw)
-        if not isinstance(found, Tensor):
-            raise TypeError(f"select={self.select!r} must select a tensor of the output, got {type(found).__name__}")
-        if not found.is_floating_point():
-            raise TypeError(f"the network's output must hold floating-point numbers, got {found.dtype}")
-        return found.to(torch.promote_types(found.dtype, torch.float32))
+        values = self._selected(raw)
+        if not isinstance(values, Tensor):
+            raise TypeError(f"select={self.select!r} must select a tensor of the output, got {type(values).__name__}")
+        if not values.is_floating_point():
+            raise TypeError(f"the network's output must hold floating-point numbers, got {values.dtype}")
+        return values.to(torch.promote_types(values.dtype, torch.float32))
 
     def _selected(self, raw: Any) -> Any:
         if self.select is not None:
@@ -93,17 +107,17 @@ class OutputFormat:
     # -- probabilities that are taken for logits ----------------------------------------------------------------------
 
     def can_recognise(self, examples: int) -> bool:
-        """Whether outputs of so many examples tell logits, as which they are read, from probabilities."""
-        return self.output == "softmax" or (self.output == "binary" and examples >= ENOUGH)
+        """Return whether outputs of so many examples tell logits, as which they are read, from probabilities."""
+        return self.output == "softmax" or (self.output in SIGMOIDS and examples >= ENOUGH)
 
     def refuse_probabilities(self, raw: Any) -> None:
         """Raise ValueError if the network gives probabilities of classes itself; warn if it may of two classes."""
         values, dtype = self.tensor(raw), self._selected(raw).dtype
-        if self.output == "binary":
+        if self.output in SIGMOIDS:
             if bool((values >= 0).all() & (values <= 1).all()) and values.min() != values.max():
                 warnings.warn(
-                    f"output='binary' takes the sigmoid of the network's outputs, and {values.numel()} of them all lie "
-                    "in [0, 1]: if it ends in a sigmoid already, use output=lambda p: p; for logits "
+                    f"output={self.output!r} takes the sigmoid of the network's outputs, and {values.numel()} of them "
+                    "all lie in [0, 1]: if it ends in a sigmoid already, use output=lambda p: p; for logits "
                     "output=torch.sigmoid is silent",
                     stacklevel=5,
                 )
@@ -122,12 +136,13 @@ class OutputFormat:
     # -- what is averaged -------------------------------------------------------------------------------------------
 
     def prediction(self, raw: Any) -> Tensor:
-        """What `predict` averages: probabilities, the mean of a regression, or what the caller's function returns."""
+        """Return what `predict` averages: probabilities, the mean of a regression, or what the function gives."""
         if callable(self.output):
-            found = self.output(raw)
+            prediction = self.output(raw)
+            if not (isinstance(prediction, Tensor) and prediction.is_floating_point()):
+                return prediction
             # A sum over many samples would stand still in half precision.
-            whole = not (isinstance(found, Tensor) and found.is_floating_point())
-            return found if whole else found.to(torch.promote_types(found.dtype, torch.float32))
+            return prediction.to(torch.promote_types(prediction.dtype, torch.float32))
         if self.output == "regression":
             return self.moments(raw)[..., 0]
         return self._probabilities(self.tensor(raw))
@@ -140,22 +155,25 @@ class OutputFormat:
         self.prediction(raw)  # refuses what does not fit
         logits = self.tensor(raw)
         axis = self.axis(logits.ndim)
-        if axis is None:
-            logits, axis = logits.flatten().unsqueeze(1), -1
-        logits = logits.movedim(axis, -1)
-        return logsigmoid(torch.cat([-logits, logits], -1)) if self.output == "binary" else logits.log_softmax(-1)
+        if self.output == "softmax":
+            return logits.movedim(axis, -1).log_softmax(-1)
+        if self.output == "binary":  # whose logits (N, 1) have an axis of one class
+            logits = logits.flatten() if axis is None else logits.squeeze(axis)
+        return logsigmoid(torch.stack([-logits, logits], -1))
 
     def moments(self, raw: Any) -> Tensor:
         """Mean and variance of a regression, stacked along a new last axis; the variance is 0 without noise."""
         if isinstance(self.noise, str):
             mean, second = self._two(raw)
-            # A scale that is not positive becomes NaN, which the caller refuses: nothing can be raised within vmap.
-            squared = torch.where(second > 0, second.square(), torch.nan)
-            return torch.stack([mean, second.exp() if self.noise == "log_variance" else squared], -1)
+            if self.noise == "log_variance":
+                return torch.stack([mean, second.exp()], -1)
+            variance = second if self.noise == "variance" else second.square()
+            # What is not positive becomes NaN, which the caller refuses: nothing can be raised within vmap.
+            return torch.stack([mean, torch.where(second > 0, variance, torch.nan)], -1)
         if isinstance(raw, tuple | list) and len(raw) == 2 and self.select is None:
             raise ValueError(
                 f"the network returned {_contents(raw)}: with output='regression' say what the second one is by "
-                "noise='log_variance' or noise='scale', or choose the mean by select=0"
+                "noise='variance', 'log_variance' or 'scale' (its square root), or choose the mean by select=0"
             )
         mean = self.tensor(raw)
         noise = torch.zeros(()) if self.noise is None else torch.as_tensor(self.noise)
@@ -186,7 +204,7 @@ class OutputFormat:
         return first, second
 
     def axis(self, ndim: int) -> int | None:
-        """The axis of the classes in outputs of ``ndim`` axes, counted from the end; None if each is one logit."""
+        """Return the axis of the classes in outputs of ``ndim`` axes, counted from the end; None if each is a logit."""
         if self.class_axis is not None:
             return self.class_axis if self.class_axis < 0 else self.class_axis - ndim
         return 1 - ndim if self.output == "softmax" else None
@@ -195,14 +213,16 @@ class OutputFormat:
         shape = tuple(logits.shape)
         if self.class_axis is not None and not (-logits.ndim < self.class_axis < logits.ndim):
             raise ValueError(f"class_axis={self.class_axis} is not an axis of classes of outputs of shape {shape}")
+        if self.output == "multilabel":
+            return logits.sigmoid()
         if self.output == "binary":
-            one = logits.ndim == 1 or (logits.ndim == 2 and shape[1] == 1)
+            is_one = logits.ndim == 1 or (logits.ndim == 2 and shape[1] == 1)
             if self.class_axis is not None:
-                one = shape[self.class_axis] == 1
-            if not one:
+                is_one = shape[self.class_axis] == 1
+            if not is_one:
                 raise ValueError(
                     f"output='binary' needs one logit an example, of shape (batch,) or (batch, 1), got {shape}: "
-                    "output='softmax' is for classes, output=torch.sigmoid for several labels at once, and class_axis "
+                    "output='softmax' is for classes, output='multilabel' for several labels at once, and class_axis "
                     "says which axis of size 1 is that of the logit"
                 )
             return logits.sigmoid()
@@ -224,157 +244,10 @@ class OutputFormat:
 
 
 def _contents(raw: Any) -> str:
-    """What an output consists of, for a message."""
+    """Describe what an output consists of, for a message."""
     if isinstance(raw, Mapping):
         return f"a {type(raw).__name__} with {', '.join(map(repr, raw))}"
     if isinstance(raw, tuple | list):
         kinds = ", ".join(str(tuple(i.shape)) if isinstance(i, Tensor) else type(i).__name__ for i in raw)
         return f"a {type(raw).__name__} of {len(raw)} ({kinds})"
     return f"a {type(raw).__name__}"
-
-
-class Uncertainty(NamedTuple):
-    """The average prediction of each example, and its uncertainty split in two: total = aleatoric + epistemic.
-
-    mean: averaged probabilities, or the mean of a regression, (N, ...); aleatoric: what is left if the weights were
-    known, such as noise in the targets; epistemic: the disagreement of the samples, which more data would lessen.
-    For classes the three are entropies in nats, without the axis of the classes (logits (N, 1) of ``output="binary"``
-    have none); for a regression they are variances.
-    """
-
-    mean: Tensor
-    total: Tensor
-    aleatoric: Tensor
-    epistemic: Tensor
-
-
-class Entropies:
-    r"""Splits the entropy of probabilities (N, ..., C, ...): H(mean of p_k) = mean of H(p_k) + mutual information.
-
-    The mutual information between target and weights is the epistemic part (BALD; Houlsby et al., arXiv:1112.5745).
-    Takes the samples one by one, and holds sums of double precision of the shape of one.
-    """
-
-    def __init__(self, form: OutputFormat) -> None:
-        self.form, self.count = form, 0
-        self.total = self.expected = torch.zeros(())
-
-    def add(self, part: Tensor) -> None:
-        """Take the predictions (k, N, ..., C, ...) of k more samples."""
-        self.axis, self.dtype = self.form.axis(part.ndim - 1), part.dtype
-        for one in part:
-            probabilities = one.double()
-            self.total = self.total + probabilities
-            self.expected = self.expected + _entropy(probabilities, self.axis)
-        self.count += len(part)
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of the sums."""
-        return self.total.nbytes + self.expected.nbytes
-
-    def result(self) -> Uncertainty:
-        """The decomposition over the samples so far."""
-        mean, aleatoric = self.total / self.count, self.expected / self.count
-        whole = _entropy(mean, self.axis)
-        # Rounding can leave a mutual information of zero at −1e-17.
-        epistemic = (whole - aleatoric).clamp_min(0)
-        return Uncertainty(*(value.to(self.dtype) for value in (mean, whole, aleatoric, epistemic)))
-
-
-def _entropy(probabilities: Tensor, axis: int | None) -> Tensor:
-    """In nats, over an axis of classes, or of each probability of two classes."""
-    terms = -torch.xlogy(probabilities, probabilities)
-    if axis is not None and probabilities.shape[axis] > 1:
-        return terms.sum(axis)
-    other = 1 - probabilities
-    return terms - torch.xlogy(other, other)
-
-
-class Variances:
-    """Splits the variance of moments (N, ..., 2): Var y = mean of the variances + variance of the means.
-
-    The variance of K means is (1/K) Σ (m_k − m)²: that of the mixture of the K samples. Works as `Entropies`.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = self.spread = self.noise = torch.zeros(())
-
-    def add(self, part: Tensor) -> None:
-        """Take the moments (k, N, ..., 2) of k more samples."""
-        if not part.isfinite().all():
-            raise ValueError("the network gave a mean or a variance that is not finite, or a scale that is not above 0")
-        self.dtype = part.dtype
-        for one in part:
-            mean, variance = one.double().unbind(-1)
-            # Welford's recursion: no difference of large sums of squares.
-            self.count += 1
-            shift = mean - self.mean
-            self.mean = self.mean + shift / self.count
-            self.spread = self.spread + shift * (mean - self.mean)
-            self.noise = self.noise + variance
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of the sums."""
-        return self.mean.nbytes + self.spread.nbytes + self.noise.nbytes
-
-    def result(self) -> Uncertainty:
-        """The decomposition over the samples so far."""
-        aleatoric, epistemic = self.noise / self.count, self.spread / self.count
-        parts = (self.mean, aleatoric + epistemic, aleatoric, epistemic)
-        return Uncertainty(*(value.to(self.dtype) for value in parts))
-
-
-class Filled:
-    """A tensor that is filled part by part, and allocated at the first one, so that it is never held twice.
-
-    Args:
-        leading: the sizes of its first axes; those of the others are the parts'. The last of these is a guess: where
-            there are more it grows (by half, and is copied), where there are fewer its end is cut off.
-    """
-
-    def __init__(self, *leading: int) -> None:
-        self.leading, self.filled, self._whole = leading, 0, torch.empty(0)
-
-    def __setitem__(self, place: tuple[slice, ...], part: Tensor) -> None:
-        axis, stop, trailing = len(self.leading) - 1, place[-1].stop, part.shape[len(self.leading) :]
-        if self._whole.ndim <= axis or not self._whole.numel():
-            self._whole = part.new_empty(*self.leading[:-1], max(self.leading[-1], stop), *trailing)
-        if self._whole.shape[axis + 1 :] != trailing:
-            raise ValueError(
-                f"the network's outputs are shaped {tuple(self._whole.shape[axis + 1 :])} an example in one "
-                f"batch and {tuple(trailing)} in another: pad the inputs to one length, or take predict_batches"
-            )
-        if stop > self._whole.shape[axis]:
-            known = self._whole
-            self._whole = known.new_empty(*self.leading[:-1], max(stop, known.shape[axis] * 3 // 2), *trailing)
-            self._whole.narrow(axis, 0, known.shape[axis]).copy_(known)
-        self._whole[place] = part
-        self.filled = max(self.filled, stop)
-
-    def __getitem__(self, place: tuple[slice, ...]) -> Tensor:
-        return self._whole[place]
-
-    def whole(self) -> Tensor:
-        """The tensor, once every part was set."""
-        axis = len(self.leading) - 1
-        cut = self.filled < self._whole.shape[axis]
-        return self._whole.narrow(axis, 0, self.filled).clone() if cut else self._whole
-
-
-def draw_classes(probabilities: Tensor, axis: int | None, generator: torch.Generator | None) -> Tensor:
-    """One class for each distribution over ``axis``; 0 or 1 for each probability where there is no such axis."""
-    if axis is None or probabilities.shape[axis] == 1:
-        return torch.bernoulli(probabilities, generator=generator).long()
-    last = probabilities.movedim(axis, -1)
-    drawn = torch.multinomial(last.reshape(-1, last.shape[-1]), 1, generator=generator)
-    return drawn.view(last.shape[:-1])
-
-
-def draw_targets(moments: Tensor, generator: torch.Generator | None) -> Tensor:
-    """One normal draw for each mean and variance (..., 2)."""
-    means, variances = moments.unbind(-1)
-    noise = torch.randn(means.shape, generator=generator, dtype=means.dtype, device=means.device)
-    return means + variances.sqrt() * noise

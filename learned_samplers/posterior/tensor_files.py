@@ -39,7 +39,7 @@ def checksum(text: str) -> str:
 
 @functools.cache
 def _has_name(dtype: torch.dtype) -> bool:
-    """Whether safetensors has a name for a dtype; the list grows from version to version."""
+    """Return whether safetensors has a name for a dtype; the list grows from version to version."""
     from safetensors.torch import save
 
     try:
@@ -74,8 +74,11 @@ def _as_written(tensors: Mapping[str, Tensor]) -> tuple[Tensors, list[str]]:
     return written, pairs
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, Any], *, clean: bool = True) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, Any], *, clean: bool = True) -> str:
     """Write tensors, JSON metadata and the checksums of both as one safetensors file, atomically.
+
+    Returns:
+        The checksum of all of it, by which :func:`read_tensors` knows this file from another.
 
     Raises:
         ValueError: a tensor of a dtype that cannot be written; the message names it.
@@ -88,10 +91,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     header = {"format": FORMAT, "version": str(VERSION), "content": content, "checksum": checksum(content)}
     # Serialised first and written by Python, so that a full disk is an OSError with its errno.
     write_atomically(path, save(written, metadata=header), clean=clean)
+    return header["checksum"]
 
 
-def read_tensors(path: Path, device: torch.device) -> tuple[Tensors, dict[str, Any]]:
+def read_tensors(path: Path, device: torch.device, expected: str | None = None) -> tuple[Tensors, dict[str, Any]]:
     """Read a file of :func:`write_tensors`.
+
+    Args:
+        path: the file.
+        device: where its tensors shall be.
+        expected: its checksum, if that is known.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -113,6 +122,8 @@ def read_tensors(path: Path, device: torch.device) -> tuple[Tensors, dict[str, A
                 raise ValueError(f"{path}: its metadata are not a JSON object")
             if header["checksum"] != checksum(header["content"]):
                 raise ValueError(f"{path}: its metadata have changed since they were written (damaged file?)")
+            if expected not in (None, header["checksum"]):
+                raise ValueError(f"{path}: is the file of another run, or of another time, than the index names")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, KeyError, json.JSONDecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
@@ -145,7 +156,7 @@ def _compare(path: Path, tensors: Tensors, sums: Any) -> None:
 def common_unsampled(
     collections: Sequence[tuple[str, Tensors, Mapping[str, str]]],
 ) -> tuple[Tensors, dict[str, str]]:
-    """What several collections (name, tensors, fingerprints) have beside their samples, which must be the same.
+    """Return what several collections (name, tensors, fingerprints) have beside their samples, the same in all.
 
     Returns:
         Tensors, and the fingerprints of those that none of the collections holds.

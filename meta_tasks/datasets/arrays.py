@@ -32,22 +32,22 @@ class ArrayData(ImageData):
         for name in SPLITS:
             x, y = self.split(name)
             names = f"{name}_x and {name}_y"
-            kind = torch.float32 if self.is_regression else torch.int64
-            if x.dtype not in (torch.float32, torch.int64) or y.dtype != kind:
-                raise TypeError(f"{names} must be float32 or int64, and {kind}, got {x.dtype} and {y.dtype}")
+            dtype = torch.float32 if self.is_regression else torch.int64
+            if x.dtype not in (torch.float32, torch.int64) or y.dtype != dtype:
+                raise TypeError(f"{names} must be float32 or int64, and {dtype}, got {x.dtype} and {y.dtype}")
             if len(x) != len(y) or x.shape[1:] != self.test_x.shape[1:] or y.shape[1:] != self.test_y.shape[1:]:
                 raise ValueError(
                     f"{names} must be as many, and shaped as test_x {tuple(self.test_x.shape)} and test_y "
                     f"{tuple(self.test_y.shape)}, got {tuple(x.shape)} and {tuple(y.shape)}"
                 )
-            if not all(each.isfinite().all() for each in (x, y)):
+            if not all(tensor.isfinite().all() for tensor in (x, y)):
                 raise ValueError(f"{names} must be finite")
             if not self.is_regression:
                 self._check_labels(name, y)
 
     @property
     def is_regression(self) -> bool:
-        """Whether the targets are real numbers."""
+        """True if the targets are real numbers."""
         return self.num_classes == 0
 
 
@@ -102,11 +102,11 @@ def array_data(
 
 def _refuse_missing_classes(name: str, labels: Mapping[str, Tensor]) -> None:
     """ValueError where the training labels leave a class out: labels that begin at 1, or a test class never seen."""
-    known = set(labels["train"].unique().tolist())
+    classes = set(labels["train"].unique().tolist())
     for split, y in labels.items():
-        if unseen := set(y[y >= 0].unique().tolist()) - known:
+        if unseen := set(y[y >= 0].unique().tolist()) - classes:
             raise ValueError(f"y_{split} of {name} has class {min(unseen)}, of which y_train has no example")
-    if known and (absent := set(range(max(known))) - known):
+    if classes and (absent := set(range(max(classes))) - classes):
         raise ValueError(f"y_train of {name} has no example of class {min(absent)}: number the classes from 0")
 
 

@@ -72,8 +72,8 @@ def load_corrupted(
     images, labels = (_file(name, stem, root) for stem in (corruption, "labels"))
     classes = _SOURCES[name].num_classes
     x, y = read_npy(images, mapped=True), read_npy(labels)
-    count, rest = divmod(len(x), len(SEVERITIES)) if x.ndim else (0, 0)
-    if x.shape[1:] != (32, 32, 3) or x.dtype != np.uint8 or rest or not count:
+    count, remainder = divmod(len(x), len(SEVERITIES)) if x.ndim else (0, 0)
+    if x.shape[1:] != (32, 32, 3) or x.dtype != np.uint8 or remainder or not count:
         raise ValueError(f"{images} must be uint8 of shape (5·n, 32, 32, 3), got {x.dtype} of shape {x.shape}")
     if y.shape != (len(x),) or not np.issubdtype(y.dtype, np.integer):
         raise ValueError(f"{labels} must hold {len(x)} integers, one an image, got {y.dtype} of shape {y.shape}")

@@ -73,8 +73,8 @@ def glass_blur(x: Images, stream: Generator, sigma: float, reach: int, rounds: i
         for row in range(height - reach, reach, -1):
             for column in range(width - reach, reach, -1):
                 down, right = stream.integers(-reach, reach, (2, len(x)))
-                here, there = x[:, :, row, column].copy(), (which, slice(None), row + down, column + right)
-                x[:, :, row, column], x[there] = x[there], here
+                pixel, partner = x[:, :, row, column].copy(), (which, slice(None), row + down, column + right)
+                x[:, :, row, column], x[partner] = x[partner], pixel
     return blurred(x, sigma)
 
 
@@ -228,8 +228,8 @@ def _taken(x: Images, places: np.ndarray) -> Images:
     """The images at these places (n, H, W, 2), columns and rows, bilinear, mirrored at the borders."""
     sides = np.maximum(np.array(x.shape[:1:-1]) - 1, 1)
     grid = torch.from_numpy(2 * places / sides - 1)
-    found = grid_sample(torch.from_numpy(np.ascontiguousarray(x)), grid, padding_mode="reflection", align_corners=True)
-    return found.numpy()
+    images = torch.from_numpy(np.ascontiguousarray(x))
+    return grid_sample(images, grid, padding_mode="reflection", align_corners=True).numpy()
 
 
 def pixelate(x: Images, stream: Generator, share: float) -> Images:
@@ -244,12 +244,12 @@ def pixelate(x: Images, stream: Generator, share: float) -> Images:
 def jpeg_compression(x: Images, stream: Generator, quality: int) -> Images:
     """Written as JPEG at that quality, and read."""
     image = require("PIL.Image", "meta")
-    found = []
+    decoded = []
     for pixels in (x * 255).round().astype(np.uint8).transpose(0, 2, 3, 1):
         file = BytesIO()
         image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(file, "JPEG", quality=quality)
-        found.append(np.array(image.open(file)).reshape(pixels.shape))
-    return np.stack(found).transpose(0, 3, 1, 2) / 255
+        decoded.append(np.array(image.open(file)).reshape(pixels.shape))
+    return np.stack(decoded).transpose(0, 3, 1, 2) / 255
 
 
 LARGEST_SEVERITY = 5
@@ -269,8 +269,8 @@ def _of(rule: Callable[..., np.ndarray], *levels: Any) -> Corruption:
 
 #: By name, in the published order: noise, blur, weather, digital.
 RECREATED: dict[str, Corruption] = {
-    each.rule.__name__: each
-    for each in (
+    corruption.rule.__name__: corruption
+    for corruption in (
         _of(gaussian_noise, 0.04, 0.06, 0.08, 0.09, 0.10),
         _of(shot_noise, 500, 250, 100, 75, 50),
         _of(impulse_noise, 0.01, 0.02, 0.03, 0.05, 0.07),
@@ -327,9 +327,9 @@ def corrupt(images: Tensor, corruption: str, severity: int, *, seed: int = 0) ->
     if len(images) and not 0 <= float(images.min()) <= float(images.max()) <= 1:
         raise ValueError(f"images must lie in [0, 1], got {float(images.min()):g} to {float(images.max()):g}")
     rule, levels = RECREATED[corruption]
-    found = []
+    chunks = []
     for number, chunk in enumerate(images.split(CHUNK) if len(images) else ()):
         stream = np.random.default_rng([seed, zlib.crc32(corruption.encode()), number])
         changed = rule(chunk.cpu().double().numpy(), stream, *levels[severity - 1])
-        found.append(torch.from_numpy(np.clip(changed, 0, 1)).to(images))
-    return torch.cat(found) if found else images.clone()
+        chunks.append(torch.from_numpy(np.clip(changed, 0, 1)).to(images))
+    return torch.cat(chunks) if chunks else images.clone()

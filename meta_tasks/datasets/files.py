@@ -91,8 +91,8 @@ def read_idx(path: Path) -> Tensor:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a whole gzip file: {error}") from error
     if len(content) != size:
-        found = f"more than {size}" if len(content) > size else len(content)
-        raise ValueError(f"{path} is truncated or too long: {found} bytes for an array of {shape}")
+        number = f"more than {size}" if len(content) > size else len(content)
+        raise ValueError(f"{path} is truncated or too long: {number} bytes for an array of {shape}")
     return torch.from_numpy(np.frombuffer(content, np.uint8).reshape(shape).copy())
 
 
@@ -112,9 +112,9 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
-        own = reason.startswith(str(path))
+        has_path = reason.startswith(str(path))
         raise ValueError(
-            reason if own else f"{path} cannot be read as an npz of plain arrays: {reason:.300}"
+            reason if has_path else f"{path} cannot be read as an npz of plain arrays: {reason:.300}"
         ) from error
 
 

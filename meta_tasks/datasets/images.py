@@ -19,7 +19,7 @@ Examples = tuple[Tensor, Tensor]  # inputs (n, ...) and labels
 
 
 class Splits:
-    """What every kind of data has in common: tensors `train_x`, `train_y`, `val_x`, …, their checks and sizes."""
+    """Base class of data: tensors `train_x`, `train_y`, `val_x`, …, their checks and sizes."""
 
     num_classes: int
     train_y: Tensor
@@ -31,7 +31,7 @@ class Splits:
 
     def with_splits(self, **splits: Examples) -> Self:
         """The same data with other inputs and labels of some splits, ``train=(x, y)``."""
-        changed = {f"{name}_{kind}": each for name, part in splits.items() for kind, each in zip("xy", part)}
+        changed = {f"{name}_{letter}": x for name, part in splits.items() for letter, x in zip("xy", part)}
         return replace(self, **changed)  # type: ignore[type-var]
 
     @property
@@ -124,7 +124,7 @@ class MultiTaskData(Splits):
 
 @dataclass(frozen=True, eq=False)
 class RawSplits:
-    """What a reader returns: pixel tensors (n, C, H, W) of any dtype in [0, maximum], int64 labels (n,).
+    """Splits as a reader returns them: pixel tensors (n, C, H, W) of any dtype in [0, maximum], int64 labels (n,).
 
     `train` or `val` is None where the data set has no such split of its own.
     """
@@ -224,10 +224,11 @@ def stratified_split(y: Tensor, count: int, seed: int, argument: str) -> Example
         return everything[:count], everything[count:]
     train_test_split = require("sklearn.model_selection", "meta").train_test_split
     try:
-        chosen, rest = train_test_split(torch.arange(len(y)).numpy(), train_size=count, stratify=y, random_state=seed)
+        parts = train_test_split(torch.arange(len(y)).numpy(), train_size=count, stratify=y, random_state=seed)
     except ValueError as error:
         raise ValueError(f"{argument}={count} does not split {len(y)} images by class: {error}") from error
-    return torch.from_numpy(chosen), torch.from_numpy(rest)
+    chosen, remaining = map(torch.from_numpy, parts)
+    return chosen, remaining
 
 
 def held_out(
@@ -249,13 +250,13 @@ def held_out(
         raise ValueError(f"validation must be a fraction in [0, 1) or a number of examples below {len(y)}, got {share}")
     count = round(share * len(y)) if isinstance(share, float) else share
     if stratified:
-        held, rest = stratified_split(y, count, seed, "validation")
+        held, remaining = stratified_split(y, count, seed, "validation")
     else:
-        held, rest = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).split(
+        held, remaining = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).split(
             [count, len(y) - count]
         )
-    rest = rest.sort().values
-    return (x[rest], y[rest]), (x[held], y[held])
+    remaining = remaining.sort().values
+    return (x[remaining], y[remaining]), (x[held], y[held])
 
 
 def limited(part: Examples, limit: int | None, seed: int, name: str) -> Examples:

@@ -22,7 +22,7 @@ __all__ = ["READERS", "Request", "check_name", "fingerprint_of", "load", "names"
 
 @dataclass(frozen=True)
 class Request:
-    """What `load` asks a reader for.
+    """Request of `load` to a reader.
 
     Args:
         name: of the data set.
@@ -127,7 +127,7 @@ def load(
 def fingerprint_of(
     name: str, root: str | os.PathLike[str] | None = None, *, size: int | None = None, grayscale: bool = False
 ) -> str:
-    """What changes with any pixel or label of a data set's three splits, and is the same on every machine.
+    """Fingerprint that changes with any pixel or label of a data set's three splits, and is the same on every machine.
 
     It is of the pixels as the files hold them: the last bits of resized ones depend on the processor. Arguments and
     errors are those of `load`; the size matters only for readers whose images depend on it.
@@ -140,7 +140,7 @@ def fingerprint_of(
 def _read(
     request: Request, validation: float | int | None = None, seed: int = 0
 ) -> tuple[RawSplits, Examples, Examples]:
-    """What the reader gives, and its training and validation images and labels."""
+    """Read a data set: all of it, and its training and validation images and labels."""
     name = request.name
     if name.startswith("npz:"):
         raw = read_splits(Path(name.removeprefix("npz:")).expanduser())
@@ -151,7 +151,7 @@ def _read(
     if raw.train is not None and raw.val is None:
         return raw, *held_out(*raw.train, validation, seed)
     if validation is not None:
-        own = "no training images" if raw.val is None else f"{len(raw.val[1])} validation images of its own"
-        raise ValueError(f"validation={validation} cannot be applied: {name} has {own}; leave it None")
+        images = "no training images" if raw.val is None else f"{len(raw.val[1])} validation images of its own"
+        raise ValueError(f"validation={validation} cannot be applied: {name} has {images}; leave it None")
     empty = (raw.test[0][:0], raw.test[1][:0])
     return raw, raw.train or empty, raw.val or empty

@@ -27,7 +27,7 @@ def medmnist_flags() -> list[str]:
 
 
 def read_medmnist(flag: str, root: Path, download: bool) -> RawSplits:
-    """One MedMNIST data set at 28×28 from <root>/medmnist/<flag>.npz or <root>/<flag>.npz.
+    """Read a MedMNIST data set at 28×28 from <root>/medmnist/<flag>.npz or <root>/<flag>.npz.
 
     Binary and ordinal tasks (breastmnist, pneumoniamnist, retinamnist) are read as classification.
 
@@ -36,8 +36,8 @@ def read_medmnist(flag: str, root: Path, download: bool) -> RawSplits:
     """
     info = medmnist_info()[flag]
     if flag not in medmnist_flags():
-        kind = "volumes" if "3d" in flag else f"a {info['task']} task"
-        raise ValueError(f"name={flag!r} is {kind}; only images with one label each can be loaded")
+        contents = "volumes" if "3d" in flag else f"a {info['task']} task"
+        raise ValueError(f"name={flag!r} is {contents}; only images with one label each can be loaded")
     folder = root / "medmnist"
     path = find([folder / f"{flag}.npz", root / f"{flag}.npz"]) or folder / f"{flag}.npz"
 
@@ -74,7 +74,7 @@ def read_splits(path: Path, num_classes: int | None = None) -> RawSplits:
             "layout"
         )
     arrays = read_npz(path)
-    required = [f"{split}_{kind}" for split in ("train", "test") for kind in ("images", "labels")]
+    required = [f"{split}_{array}" for split in ("train", "test") for array in ("images", "labels")]
     if absent := [key for key in required if key not in arrays]:
         raise ValueError(f"{path} lacks {', '.join(absent)}; it has {', '.join(sorted(arrays)) or 'no arrays'}")
     if ("val_images" in arrays) != ("val_labels" in arrays):

@@ -84,8 +84,8 @@ def load_overlaid(
     }
     parts: list[Tensor] = []
     for split in SPLITS:
-        one, other = (source.test if split == "test" else _training(source) for source in (first, second))
-        parts += _render(one, other, pairs[split], size, test_stream if split == "test" else stream)
+        upper, lower = (source.test if split == "test" else _training(source) for source in (first, second))
+        parts += _render(upper, lower, pairs[split], size, test_stream if split == "test" else stream)
     return MultiTaskData(name, TASKS, first.num_classes, *parts)
 
 
@@ -112,11 +112,11 @@ def _training(source: RawSplits) -> Examples:
 
 def _held_out(first: RawSplits, second: RawSplits, count: int, stream: torch.Generator) -> tuple[Indices, Indices]:
     """Indices into the two sources for validation, and for training; one source used twice is divided in one way."""
-    total, other = (len(_training(source)[1]) for source in (first, second))
-    if count >= min(total, other):
-        raise ValueError(f"validation must leave some of {min(total, other)} training images, got {count}")
+    total, partners = (len(_training(source)[1]) for source in (first, second))
+    if count >= min(total, partners):
+        raise ValueError(f"validation must leave some of {min(total, partners)} training images, got {count}")
     order = torch.randperm(total, generator=stream)
-    orders = (order, order if first is second else torch.randperm(other, generator=stream))
+    orders = (order, order if first is second else torch.randperm(partners, generator=stream))
     return (orders[0][:count], orders[1][:count]), (orders[0][count:], orders[1][count:])
 
 
@@ -149,8 +149,8 @@ def overlay(top_left: Tensor, bottom_right: Tensor, shifts: Tensor) -> Tensor:
     """
     canvas = top_left.new_zeros(len(top_left), CANVAS, CANVAS)
     far = CANVAS - IMAGE
-    for images, own, sign in ((top_left, shifts[:, :2], 1), (bottom_right, shifts[:, 2:], -1)):
-        corner = own if sign == 1 else far - own
+    for images, shift, sign in ((top_left, shifts[:, :2], 1), (bottom_right, shifts[:, 2:], -1)):
+        corner = shift if sign == 1 else far - shift
         for place in corner.unique(dim=0):
             chosen = (corner == place).all(1).nonzero()[:, 0]
             rows, columns = (slice(int(start), int(start) + IMAGE) for start in place)

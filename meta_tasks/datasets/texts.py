@@ -105,7 +105,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class RawText:
-    """What a reader of texts returns; the first of ``words`` has the index 2."""
+    """Texts as a reader returns them; the first of ``words`` has the index 2."""
 
     num_classes: int
     words: tuple[str, ...]
@@ -203,11 +203,11 @@ def _read_prepared(path: Path, vocabulary: Path) -> RawText:
     arrays = read_npz(path)
     parts = {}
     for split in ("train", "test"):
-        keys = [f"{split}_{kind}" for kind in ("tokens", "offsets", "labels")]
+        keys = [f"{split}_{array}" for array in ("tokens", "offsets", "labels")]
         if absent := [key for key in keys if key not in arrays]:
             raise ValueError(f"{path} lacks {', '.join(absent)}; it has {', '.join(sorted(arrays)) or 'no arrays'}")
         tokens, offsets, labels = (arrays[key] for key in keys)
-        if not all(each.ndim == 1 and np.issubdtype(each.dtype, np.integer) for each in (tokens, offsets, labels)):
+        if not all(x.ndim == 1 and np.issubdtype(x.dtype, np.integer) for x in (tokens, offsets, labels)):
             raise ValueError(f"the {split} arrays of {path} must be one-dimensional and of integers")
         offsets = offsets.astype(np.int64)
         ends = len(offsets) and (offsets[0], offsets[-1]) == (0, len(tokens))
@@ -228,17 +228,17 @@ Review = tuple[str, int, str]  # split, label, text
 
 
 def _reviews_in_archive(path: Path) -> Iterator[Review]:
-    """Those of the tar file, in its own order: it is read once, from front to back, and nothing is unpacked to disk."""
+    """Yield the reviews of the tar file, which is read once, from front to back; nothing is unpacked to disk."""
     try:
         with _Bounded(path) as unzipped, tarfile.open(fileobj=unzipped, mode="r|") as archive:
             for member in archive:
-                found = _REVIEW.search(member.name)
-                file = archive.extractfile(member) if found and member.isfile() else None
-                if found is None or file is None:
+                match = _REVIEW.search(member.name)
+                file = archive.extractfile(member) if match and member.isfile() else None
+                if match is None or file is None:
                     continue
                 if member.size > _MOST_BYTES:
                     raise ValueError(f"{member.name} in {path} has {member.size} bytes, a review at most {_MOST_BYTES}")
-                yield found[1], _CLASSES.index(found[2]), file.read().decode("utf-8", errors="replace")
+                yield match[1], _CLASSES.index(match[2]), file.read().decode("utf-8", errors="replace")
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a whole archive: {error}") from error
 
@@ -259,16 +259,16 @@ class _Bounded(gzip.GzipFile):
 
 def _indexed(reviews: Iterator[Review], source: Path) -> RawText:
     """Reviews as indices of the most frequent words of the training reviews, equally frequent ones by alphabet."""
-    found: dict[str, list[tuple[int, list[str]]]] = {"train": [], "test": []}
+    parts: dict[str, list[tuple[int, list[str]]]] = {"train": [], "test": []}
     count: Counter[str] = Counter()
     for number, (split, label, text) in enumerate(reviews, start=1):
         if number > _MOST_REVIEWS:
             raise ValueError(f"{source} holds more than {_MOST_REVIEWS} reviews")
         words = words_of(text)
-        found[split].append((label, words[:LONGEST]))
+        parts[split].append((label, words[:LONGEST]))
         if split == "train":
             count.update(words)
-    for split, part in found.items():
+    for split, part in parts.items():
         if {label for label, _ in part} != {0, 1}:
             raise ValueError(f"{source} must hold {split}/pos/*.txt and {split}/neg/*.txt, one or more each")
     words = sorted(count, key=lambda word: (-count[word], word))[:WORDS]
@@ -280,4 +280,4 @@ def _indexed(reviews: Iterator[Review], source: Path) -> RawText:
         tokens = np.array([index.get(word, UNKNOWN) for _, review in part for word in review], np.int64)
         return Sequences(tokens, np.cumsum([0, *lengths]), np.array([label for label, _ in part]))
 
-    return RawText(2, tuple(words), sequences(found["train"]), sequences(found["test"]))
+    return RawText(2, tuple(words), sequences(parts["train"]), sequences(parts["test"]))

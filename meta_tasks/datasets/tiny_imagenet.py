@@ -45,23 +45,23 @@ def read_tiny_imagenet(root: Path) -> RawSplits:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name stays in the folder that it is looked for in."""
+    """True if a name stays in the folder that it is looked for in."""
     return Path(name).name == name and name not in (".", "..")
 
 
 def _annotated(folder: Path, labels: dict[str, int]) -> list[tuple[Path, int]]:
     """The validation images with their labels: lines of a file name, a class and the corners of a box."""
-    path, found = folder / "val_annotations.txt", []
+    path, images = folder / "val_annotations.txt", []
     if not path.is_file():
         raise FileNotFoundError(f"tiny_imagenet: {path} is missing")
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         cells = line.split("\t")
         if len(cells) < 2 or not _is_plain(cells[0]) or cells[1] not in labels:
             raise ValueError(f"{path}, line {number}, must be a file name and a class of wnids.txt, got {line!r:.100}")
-        found.append((folder / "images" / cells[0], labels[cells[1]]))
-    if not found:
+        images.append((folder / "images" / cells[0], labels[cells[1]]))
+    if not images:
         raise ValueError(f"{path} is empty")
-    return found
+    return images
 
 
 def _images(files: list[tuple[Path, int]]) -> tuple[Tensor, Tensor]:

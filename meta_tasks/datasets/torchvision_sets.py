@@ -25,7 +25,7 @@ IDX_CLASSES = {
     "emnist_digits": "EMNIST",
 }
 EMNIST_SPLITS = {"emnist": "mnist", "emnist_digits": "digits"}
-_KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
+_ARRAYS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 
 def read_idx_family(name: str, root: Path, download: bool) -> RawSplits:
@@ -37,7 +37,7 @@ def read_idx_family(name: str, root: Path, download: bool) -> RawSplits:
     split = EMNIST_SPLITS.get(name)
     prefixes = ("train", "t10k") if split is None else (f"emnist-{split}-train", f"emnist-{split}-test")
     options = {} if split is None else {"split": split}
-    stems = [f"{prefix}-{kind}" for prefix in prefixes for kind in _KINDS]
+    stems = [f"{prefix}-{array}" for prefix in prefixes for array in _ARRAYS]
     folder = root / IDX_CLASSES[name] / "raw"
 
     def get() -> None:
@@ -51,7 +51,7 @@ def read_idx_family(name: str, root: Path, download: bool) -> RawSplits:
 
 def read_notmnist(root: Path) -> RawSplits:
     """10,000 letters A to J, 28×28, with a test split only: <root>/notmnist/t10k-*-ubyte, unpacked or .gz."""
-    folder, stems = root / "notmnist", [f"t10k-{kind}" for kind in _KINDS]
+    folder, stems = root / "notmnist", [f"t10k-{array}" for array in _ARRAYS]
     how = "take the two t10k files of https://github.com/davidflanagan/notMNIST-to-MNIST"
     x, y = _read_stems(folder, stems, lambda: fetch("notmnist", _wanted(stems, folder), how, None))
     return RawSplits(10, 255.0, test=(x[:, None], y.long()))
@@ -76,7 +76,7 @@ def read_cifar(name: str, root: Path, download: bool) -> RawSplits:
 
     wanted = f"complete {folder} (torchvision's layout) or {npz} (MedMNIST layout)"
     (x, y), test = _read_or_fetch(name, wanted, name.upper(), root, [{}], download, read)
-    train, val = zip(*(each.split([min(CIFAR_TRAIN, len(y)), max(len(y) - CIFAR_TRAIN, 0)]) for each in (x, y)))
+    train, val = zip(*(tensor.split([min(CIFAR_TRAIN, len(y)), max(len(y) - CIFAR_TRAIN, 0)]) for tensor in (x, y)))
     return RawSplits(num_classes, 255.0, train=train, val=val if len(val[1]) else None, test=test)
 
 
@@ -87,7 +87,7 @@ def read_svhn(root: Path, download: bool) -> RawSplits:
     options = [{"split": split} for split in ("train", "test")]
 
     def read() -> list[tuple[Tensor, Tensor]]:
-        parts = [dataset_class(str(folder), **each) for each in options]
+        parts = [dataset_class(str(folder), **keywords) for keywords in options]
         return [(torch.from_numpy(part.data), torch.from_numpy(part.labels)) for part in parts]
 
     wanted = f"complete train_32x32.mat and test_32x32.mat in {folder}"
@@ -100,13 +100,14 @@ def fetch_by_torchvision(
 ) -> None:
     """Have torchvision's class download to ``root``, once for each of the options; errors as `files.fetch`."""
     dataset_class = getattr(require("torchvision.datasets", "meta"), class_name)
-    calls = [", ".join([f"'{root}'", *(f"{k}={v!r}" for k, v in each.items()), "download=True"]) for each in options]
+    keywords = [[f"{name}={value!r}" for name, value in values.items()] for values in options]
+    calls = [", ".join([f"'{root}'", *words, "download=True"]) for words in keywords]
     code = "; ".join(["import torchvision", *(f"torchvision.datasets.{class_name}({call})" for call in calls)])
 
     def get() -> None:
         root.mkdir(parents=True, exist_ok=True)
-        for each in options:
-            dataset_class(str(root), **each, download=True)
+        for values in options:
+            dataset_class(str(root), **values, download=True)
 
     fetch(name, wanted, f'on a machine with network, python -c "{code}"', get if download else None)
 
@@ -120,7 +121,7 @@ def _read_or_fetch(
     download: bool,
     read: Callable[[], list[tuple[Tensor, Tensor]]],
 ) -> list[tuple[Tensor, Tensor]]:
-    """What `read` gives, after a download where torchvision finds the files missing or damaged."""
+    """Call `read`, after a download where torchvision finds the files missing or damaged."""
     try:
         return read()
     except RuntimeError:  # torchvision's "Dataset not found or corrupted"
@@ -136,8 +137,8 @@ def _read_stems(folder: Path, stems: Sequence[str], get: Callable[[], None]) -> 
     """The arrays of idx files, unpacked or .gz; ``get`` is called where one is missing."""
 
     def paths() -> list[Path]:
-        found = (find([folder / stem, folder / f"{stem}.gz"]) for stem in stems)
-        return [path for path in found if path is not None]
+        files = (find([folder / stem, folder / f"{stem}.gz"]) for stem in stems)
+        return [path for path in files if path is not None]
 
     if len(paths()) < len(stems):
         get()

@@ -56,7 +56,9 @@ class EvolutionStrategies(Estimator):
         sigma: σ > 0, standard deviation of a perturbation.
         pairs: antithetic pairs in one estimate.
         horizon: how long inner loops are.
-        pairs_per_task: pairs that share a task (and run as one batch); divides ``pairs``.
+        pairs_per_task: pairs that share a task (and run as one batch).
+        tasks_per_job: tasks in one unit of work, for one process; members of tasks with one network run as one batch.
+            ``pairs`` is a multiple of the product of both.
         shaping: of the loss differences.
 
     Raises:
@@ -70,14 +72,18 @@ class EvolutionStrategies(Estimator):
         horizon: Horizon,
         *,
         pairs_per_task: int = 1,
+        tasks_per_job: int = 1,
         shaping: Shaping | None = None,
     ) -> None:
         validation.positive("sigma", sigma)
         validation.integer("pairs", pairs)
         validation.integer("pairs_per_task", pairs_per_task)
-        if pairs % pairs_per_task:
-            raise ValueError(f"pairs must be a multiple of pairs_per_task={pairs_per_task}, got {pairs}")
+        validation.integer("tasks_per_job", tasks_per_job)
+        if pairs % (pairs_per_task * tasks_per_job):
+            tasks = f" times tasks_per_job={tasks_per_job}" if tasks_per_job > 1 else ""
+            raise ValueError(f"pairs must be a multiple of pairs_per_task={pairs_per_task}{tasks}, got {pairs}")
         self.sigma, self.pairs, self.pairs_per_task, self.horizon = sigma, pairs, pairs_per_task, horizon
+        self.tasks_per_job, self.pairs_per_job = tasks_per_job, pairs_per_task * tasks_per_job
         self.shaping = shaping or Shaping()
 
     def specification(self) -> dict[str, Any]:
@@ -86,6 +92,7 @@ class EvolutionStrategies(Estimator):
             "sigma": self.sigma,
             "pairs": self.pairs,
             "pairs_per_task": self.pairs_per_task,
+            **({"tasks_per_job": self.tasks_per_job} if self.tasks_per_job > 1 else {}),
             "shaping": self.shaping.kind,
             "limit": self.shaping.limit,
             "horizon": self.horizon.specification(),
@@ -128,9 +135,6 @@ class EvolutionStrategies(Estimator):
             total += difference / (2 * self.sigma**2) * step.double()
         return total / len(shaped)
 
-    def _names(self, episode: int, first: int) -> tuple[tuple[int, int], ...]:
-        return tuple((episode, first + i) for i in range(self.pairs_per_task))
-
 
 class AntitheticES(EvolutionStrategies):
     """Antithetic evolution strategies over whole inner loops, fresh tasks and perturbations at every iteration.
@@ -142,10 +146,11 @@ class AntitheticES(EvolutionStrategies):
 
     def jobs(self, seed: int, iteration: int) -> list[Job]:
         schedule = self.horizon.schedule(generator(seed, iteration, "horizon"))
-        return [
-            Job((iteration, first), self._names(iteration, first), schedule, schedule.steps)
-            for first in range(0, self.pairs, self.pairs_per_task)
-        ]
+        pairs = [(iteration, number) for number in range(self.pairs)]
+        starts = range(0, self.pairs, self.pairs_per_job)
+        parts = [tuple(pairs[start : start + self.pairs_per_job]) for start in starts]
+        # A task has the name of its first pair.
+        return [Job(part[:: self.pairs_per_task], part, schedule, schedule.steps) for part in parts]
 
 
 class NoiseReuseES(EvolutionStrategies):
@@ -160,8 +165,8 @@ class NoiseReuseES(EvolutionStrategies):
 
     Args:
         window: W, steps in an iteration.
-        sigma, pairs, horizon, pairs_per_task, shaping: as for every estimator; ``horizon`` is the episode's,
-            rounded up to whole windows, its burn-in not used.
+        sigma, pairs, horizon, pairs_per_task, tasks_per_job, shaping: as for every estimator; ``horizon`` is the
+            episode's, rounded up to whole windows, its burn-in not used. A job is a slot.
 
     Raises:
         ValueError: the window is longer than the shortest episode, or shorter than the thinning, so that some windows
@@ -178,10 +183,12 @@ class NoiseReuseES(EvolutionStrategies):
         window: int,
         *,
         pairs_per_task: int = 1,
+        tasks_per_job: int = 1,
         shaping: Shaping | None = None,
     ) -> None:
         horizon = replace(horizon, burn_in=0.0)
-        super().__init__(sigma, pairs, horizon, pairs_per_task=pairs_per_task, shaping=shaping)
+        parts = dict(pairs_per_task=pairs_per_task, tasks_per_job=tasks_per_job)
+        super().__init__(sigma, pairs, horizon, **parts, shaping=shaping)
         if window < 1 or window > horizon.shortest:
             raise ValueError(f"window must lie in [1, {horizon.shortest}], the shortest horizon, got {window}")
         if horizon.longest // horizon.samples > window:
@@ -194,13 +201,13 @@ class NoiseReuseES(EvolutionStrategies):
         self._episodes = Episodes(
             horizon,
             window,
-            pairs // pairs_per_task,
+            pairs // self.pairs_per_job,
             lambda steps: Schedule(steps, 0, min(window, max(1, steps // horizon.samples))),
+            tasks_per_job,
         )
 
     def specification(self) -> dict[str, Any]:
         return {**super().specification(), "window": self.window}
 
     def jobs(self, seed: int, iteration: int) -> list[Job]:
-        slots = range(self.pairs // self.pairs_per_task)
-        return [self._episodes.job(seed, iteration, slot, self.pairs_per_task) for slot in slots]
+        return [self._episodes.job(seed, iteration, slot, self.pairs_per_job) for slot in range(self._episodes.slots)]

@@ -13,16 +13,18 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from meta_tasks.estimators.base import Episodes, Estimator, Evaluator, Job, JobResult
+from meta_tasks.estimators.base import Episodes, Estimator, Evaluator, Job, JobResult, Unrolls
 from meta_tasks.inner_loop.chains import ChainUnroll
 from meta_tasks.inner_loop.schedule import Horizon
-from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives import SteinKL, objective_named
 from meta_tasks.random_streams import derive_seed, generator
 from meta_tasks.rules.base import SamplerRule
 from meta_tasks.tasks.family import TaskFamily
 
 __all__ = ["ChainEvaluator", "TruncatedBackpropagation"]
+
+#: Ensembles of states that each slot keeps to start inner loops from.
+ENSEMBLES = 10
 
 
 class TruncatedBackpropagation(Estimator):
@@ -38,9 +40,6 @@ class TruncatedBackpropagation(Estimator):
         every: steps between two terms of the cross-chain loss.
         chains: C.
         slots: tasks at a time.
-        replay: ensembles of states kept in each slot to start from; 0: always at the task's initial states.
-        ridge: of the Stein gradient estimator.
-        in_chain: weight of the in-chain loss.
         curvature: whether gradients flow through ∇Ũ, at the price of a second gradient a step.
 
     Raises:
@@ -57,28 +56,22 @@ class TruncatedBackpropagation(Estimator):
         every: int = 3,
         chains: int = 20,
         slots: int = 1,
-        replay: int = 10,
-        ridge: float = 0.05,
-        in_chain: float = 1.0,
         curvature: bool = True,
     ) -> None:
-        SteinKL(ridge, in_chain)  # says what is wrong with them
-        for name, value, least in (("chains", chains, 1), ("slots", slots, 1), ("replay", replay, 0)):
-            validation.integer(name, value, least=least)
+        for name, value in (("chains", chains), ("slots", slots)):
+            validation.integer(name, value)
         if window < 1 or window > horizon.shortest:
             raise ValueError(f"window must lie in [1, {horizon.shortest}], the shortest horizon, got {window}")
         if not 1 <= every <= window:
             raise ValueError(f"every must lie in [1, {window}], the window, got {every}")
-        if chains < SteinKL.least and not in_chain:
-            raise ValueError(f"chains={chains} are too few for a cross-chain loss, and in_chain=0 leaves out the other")
         self.horizon, self.window, self.every, self.chains, self.slots = horizon, window, every, chains, slots
-        self.replay, self.ridge, self.in_chain, self.curvature = replay, ridge, in_chain, curvature
+        self.curvature = curvature
         self._episodes = Episodes(horizon, window, slots, horizon.schedule_of)
 
     def specification(self) -> dict[str, Any]:
-        names = ("window", "every", "chains", "slots", "replay", "ridge", "in_chain", "curvature")
-        own = {name: getattr(self, name) for name in names}
-        return {"estimator": self.name, **own, "horizon": self.horizon.specification()}
+        settings = {name: getattr(self, name) for name in ("window", "every", "chains", "slots", "curvature")}
+        constants = {"replay": ENSEMBLES, "ridge": SteinKL.ridge, "in_chain": 1.0}  # as in the checkpoints there are
+        return {"estimator": self.name, **settings, **constants, "horizon": self.horizon.specification()}
 
     def jobs(self, seed: int, iteration: int) -> list[Job]:
         return [self._episodes.job(seed, iteration, slot, 1) for slot in range(self.slots)]
@@ -103,7 +96,8 @@ class ChainEvaluator(Evaluator):
     #: slot → ensembles, each the parameters (C, d) and then the state.
     pools: dict[int, list[list[Tensor]]] = field(default_factory=dict)
 
-    def _advanced(self, unroll: Unroll, job: Job, weights: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _advanced(self, unrolls: Unrolls, job: Job, weights: Tensor) -> tuple[Tensor, Tensor | None]:
+        ((_, unroll),) = unrolls
         assert isinstance(unroll, ChainUnroll)
         unroll.advance(weights.expand(len(unroll.parameter), -1), job.skip)
         gradient = unroll.backpropagate(weights, job.steps, self.settings.every)
@@ -114,22 +108,22 @@ class ChainEvaluator(Evaluator):
             self._remember(job, unroll)
         return losses.nanmean().view(1, 1), gradient
 
-    def make(self, job: Job) -> ChainUnroll:
+    def make(self, job: Job) -> Unrolls:
         settings = self.settings
-        task = self.family.task(self.seed, *job.task)
+        task = self.family.task(self.seed, *job.tasks[0])
         seeds = [derive_seed(self.seed, *job.pairs[0], chain, "chain") for chain in range(settings.chains)]
-        return ChainUnroll(
+        unroll = ChainUnroll(
             task,
             self.rule,
-            lambda: SteinKL(settings.ridge, settings.in_chain),
             job.schedule,
             seeds,
             curve_every=max(1, job.schedule.steps // self.curve_points),
             curvature=settings.curvature,
         )
+        return [([0], unroll)]
 
-    def _unroll(self, job: Job) -> ChainUnroll:
-        unroll = super()._unroll(job)
+    def _unrolls(self, job: Job) -> Unrolls:
+        ((tasks, unroll),) = super()._unrolls(job)
         assert isinstance(unroll, ChainUnroll)
         if job.start and job.slot is not None:
             fits = [e for e in self.pools.get(job.slot, []) if e[0].shape == unroll.parameter.shape]
@@ -137,16 +131,16 @@ class ChainEvaluator(Evaluator):
             if fits and torch.rand((), generator=stream) < 0.5:
                 parameter, *state = fits[int(torch.randint(len(fits), (), generator=stream))]
                 unroll.replace_states(parameter, tuple(state))
-        return unroll
+        return [(tasks, unroll)]
 
     def _remember(self, job: Job, unroll: ChainUnroll) -> None:
         """Keep the states of a window's end; once there are enough, in place of others at random."""
         assert job.slot is not None
         pool = self.pools.setdefault(job.slot, [])
-        entry = [each.clone() for each in (unroll.parameter, *unroll.state)]
-        if len(pool) < self.settings.replay:
+        entry = [tensor.clone() for tensor in (unroll.parameter, *unroll.state)]
+        if len(pool) < ENSEMBLES:
             pool.append(entry)
-        elif pool:
+        else:
             stream = generator(self.seed, "replay", *job.pairs[0], unroll.step)
             pool[int(torch.randint(len(pool), (), generator=stream))] = entry
 
@@ -157,7 +151,7 @@ class ChainEvaluator(Evaluator):
     def load_state_dict(self, state: dict[int, Any], jobs: Sequence[Job]) -> None:
         slots = {job.slot for job in jobs}
         super().load_state_dict(
-            {slot: each["unroll"] for slot, each in state.items() if each["unroll"] is not None}, jobs
+            {slot: kept["unroll"] for slot, kept in state.items() if kept["unroll"] is not None}, jobs
         )
         # Lists of their own: the state may be shared with whoever holds it.
-        self.pools = {slot: [list(entry) for entry in each["pool"]] for slot, each in state.items() if slot in slots}
+        self.pools = {slot: [list(entry) for entry in kept["pool"]] for slot, kept in state.items() if slot in slots}

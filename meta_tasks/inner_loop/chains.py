@@ -9,7 +9,7 @@ holds the two gradients equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,7 +54,6 @@ class ChainUnroll(Unroll):
 
     Args:
         task, rule, schedule: as for `Unroll`; the states that the schedule collects are the in-chain samples.
-        objective: makes the `SteinKL`.
         seeds: one a chain.
         curve_every: as for `Unroll`.
         curvature: whether gradients flow through ∇Ũ, that is whether the energy's curvature is accounted for.
@@ -69,7 +68,6 @@ class ChainUnroll(Unroll):
         self,
         task: Task,
         rule: SamplerRule,
-        objective: Callable[[], SteinKL],
         schedule: Schedule,
         seeds: Sequence[int],
         *,
@@ -78,7 +76,7 @@ class ChainUnroll(Unroll):
     ) -> None:
         if not task.hyperparameters.temperature > 0:
             raise ValueError(f"temperature={task.hyperparameters.temperature}: chains at 0 have no law to come near to")
-        super().__init__(task, rule, objective, schedule, seeds, members_per_group=1, curve_every=curve_every)
+        super().__init__(task, rule, SteinKL, schedule, seeds, members_per_group=1, curve_every=curve_every)
         self.curvature = curvature
         loss, _ = task.loss_and_gradient(self.parameter, self._indices())
         #: Mean energy U/(N·T) of the law that the chains sample, at the task's initial states, as the objective has it.
@@ -92,7 +90,7 @@ class ChainUnroll(Unroll):
         """Begin at other states than the task's initial ones."""
         device = self.task.device
         self.parameter = parameter.to(device, copy=True)
-        self.state = tuple(each.to(device, copy=True) for each in state)
+        self.state = tuple(tensor.to(device, copy=True) for tensor in state)
 
     def backpropagate(self, weights: Tensor, steps: int, every: int) -> Tensor | None:
         """Take ``steps`` steps with meta-parameters (n,), and return the gradient (n,) of the objective over them.
@@ -124,7 +122,7 @@ class ChainUnroll(Unroll):
             total = self.objective.close_window(self.task.hyperparameters.num_data, self.counts)
         self._on_tape = False
         # Copies, for the tape needs its own as they are.
-        self.parameter, *state = (each.detach().clone() for each in (self.parameter, *self.state))
+        self.parameter, *state = (tensor.detach().clone() for tensor in (self.parameter, *self.state))
         self.state = tuple(state)
         self._retire(loss)
         if total is None or not total.requires_grad or not torch.equal(self.counts, counts):
@@ -134,13 +132,13 @@ class ChainUnroll(Unroll):
 
     @property
     def counts(self) -> Tensor:
-        """Which chains have not failed, (C,)."""
+        """True for chains that have not failed, (C,)."""
         return torch.tensor([step < 0 for step in self.failed_at], device=self.task.device)
 
     def _hold(self, chains: Tensor) -> None:
         """Put chains back to zeros: one that diverges again would leave the weights, which all share, no gradient."""
         self.parameter, *state = (
-            each.masked_fill(chains.view(-1, *[1] * (each.dim() - 1)), 0.0) for each in (self.parameter, *self.state)
+            x.masked_fill(chains.view(-1, *[1] * (x.dim() - 1)), 0.0) for x in (self.parameter, *self.state)
         )
         self.state = tuple(state)
 
@@ -155,7 +153,7 @@ class ChainUnroll(Unroll):
         if not (cross_chain or in_chain):
             return
         hyper, theta = self.task.hyperparameters, self.parameter.detach()
-        # Of the law that the chain samples, exp(−U/T).
+        # The slope of the law that the chain samples, exp(−U/T).
         slope = (hyper.num_data * gradient.detach() + hyper.prior_precision * theta) / hyper.temperature
         energy = self._energy(loss.detach(), theta)
         if cross_chain:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from learned_samplers.base import validation
+from learned_samplers.classical.cycles import cyclical_phase
 from meta_tasks.random_streams import log_uniform
 
 __all__ = ["Horizon", "Schedule"]
@@ -52,14 +53,14 @@ class Schedule:
         length = steps // max(cycles, 1)
         if cycles < 1 or samples % cycles:
             raise ValueError(f"samples={samples} do not divide among cycles={cycles}")
-        phase = length - round(length * exploration_ratio)
+        phase = sum(cyclical_phase(step, length, exploration_ratio)[1] for step in range(1, length + 1))
         if phase < samples // cycles:
             raise ValueError(
                 f"a sampling phase of {phase} steps (cycles of {length}, exploration_ratio={exploration_ratio}) is too "
                 f"short for {samples // cycles} samples"
             )
-        one = cls.ending(length, phase, samples // cycles)  # whose burn_in is that of each cycle
-        return replace(one, steps=length * cycles, cycle_length=length)
+        cycle = cls.ending(length, phase, samples // cycles)
+        return replace(cycle, steps=length * cycles, cycle_length=length)
 
     def __post_init__(self) -> None:
         validation.integer("steps", self.steps)
@@ -74,7 +75,7 @@ class Schedule:
             )
 
     def collects(self, step: int) -> bool:
-        """Whether the state after ``step`` = 1, 2, … is collected."""
+        """True if the state after ``step`` = 1, 2, … is collected."""
         if self.cycle_length is not None:
             step = (step - 1) % self.cycle_length + 1
         return step > self.burn_in and (step - self.burn_in) % self.thinning == 0
@@ -88,7 +89,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Horizon:
-    """How long inner loops are: ``shortest`` = ``longest`` steps, or log-uniform between them.
+    """Length of inner loops: ``shortest`` = ``longest`` steps, or log-uniform between them.
 
     Args:
         shortest, longest: steps.

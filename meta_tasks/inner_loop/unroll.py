@@ -19,12 +19,15 @@ from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.objectives import Objective
 from meta_tasks.random_streams import Minibatches, derive_seed, generator
 from meta_tasks.rules.base import MemberStep, SamplerRule
+from meta_tasks.tasks.stack import tasks_of_groups
 from meta_tasks.tasks.task import Task
 
 __all__ = ["Unroll", "hessian_product", "mapped", "on_device"]
 
 # δ of the finite difference for Hessian-vector products: what `learned_samplers.KineticL2E` uses.
 _PROBE = 1e-3
+# Steps whose minibatches are laid out at a time: with many groups of small networks a call for each of them counts.
+_STEPS_AHEAD = 32
 
 
 def hessian_product(task: Task, parameter: Tensor, indices: Tensor, gradient: Tensor, direction: Tensor) -> Tensor:
@@ -47,7 +50,7 @@ class Unroll:
     and its rows of every buffer are set to zero.
 
     Args:
-        task: the task of all members.
+        task: the task of all members, or a `TaskStack` of as many members as there are here.
         rule: the sampler.
         objective: makes the meta-objective; its class, for one.
         schedule: how many steps, and after which ones a state is collected.
@@ -77,7 +80,8 @@ class Unroll:
             raise ValueError(
                 f"an unroll needs at least one member, got {len(self.seeds)} groups of {members_per_group}"
             )
-        initial = torch.stack([task.initial(derive_seed(seed, "initial")) for seed in self.seeds])
+        tasks = tasks_of_groups(task, len(self.seeds))
+        initial = torch.stack([t.initial(derive_seed(seed, "initial")) for t, seed in zip(tasks, self.seeds)])
         self.parameter = initial.repeat_interleave(members_per_group, 0)
         self.state = rule.initial_state(self.parameter, self.task.segments)
         self.step = 0
@@ -86,15 +90,16 @@ class Unroll:
         self._curve: list[Tensor] = []
         self._stretch = torch.zeros(len(self.parameter), device=task.device)
         self._minibatches = [
-            Minibatches(derive_seed(seed, "minibatches"), task.hyperparameters.num_data, task.batch_size, task.device)
-            for seed in self.seeds
+            Minibatches(derive_seed(seed, "minibatches"), t.hyperparameters.num_data, task.batch_size, task.device)
+            for t, seed in zip(tasks, self.seeds)
         ]
+        self._ahead: tuple[int, Tensor] = 0, torch.empty(len(self.seeds), 0, 0)
         self._noise = [generator(seed, "noise", device=task.device) for seed in self.seeds]
-        self._validation = torch.stack([self._draw_validation(seed) for seed in self.seeds])
+        held_out = zip(tasks, self.seeds)
+        self._validation = torch.stack([self._draw_validation(t.num_held_out, seed) for t, seed in held_out])
 
-    def _draw_validation(self, seed: int) -> Tensor:
+    def _draw_validation(self, held_out: int, seed: int) -> Tensor:
         stream = generator(seed, "validation", device=self.task.device)
-        held_out = self.task.num_held_out
         return torch.randperm(held_out, generator=stream, device=self.task.device)[: self.task.num_validation]
 
     # ---------------------------------------------------------------- running
@@ -120,7 +125,7 @@ class Unroll:
         prepared = self.rule.prepare(weights.to(self.task.device))
         for taken in range(1, steps + 1):
             if taken == steps:
-                before = self.parameter.clone(), tuple(each.clone() for each in self.state)
+                before = self.parameter.clone(), tuple(tensor.clone() for tensor in self.state)
             gradient = self._step(prepared)
             if self.schedule.collects(self.step):
                 self._collect()
@@ -130,7 +135,7 @@ class Unroll:
         self.output_scales = self.rule.output_scales(prepared, at)
 
     def _step(self, prepared: Any) -> Tensor:
-        """One step of all members, which may be taken in place; returns the gradient before it."""
+        """Take one step of all members, maybe in place; returns the gradient before it."""
         indices = self._indices()
         loss, gradient = self._loss_and_gradient(indices)
         task, rule = self.task, self.rule
@@ -153,7 +158,12 @@ class Unroll:
 
     def _indices(self) -> Tensor:
         """The minibatch of the next step, (groups, batch size)."""
-        return torch.stack([each.indices(self.step) for each in self._minibatches])
+        first, ahead = self._ahead
+        if not 0 <= self.step - first < ahead.shape[1]:
+            first = self.step
+            ahead = torch.stack([minibatches.rows(first, _STEPS_AHEAD) for minibatches in self._minibatches])
+            self._ahead = first, ahead
+        return ahead[:, self.step - first]
 
     def _loss_and_gradient(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         return self.task.loss_and_gradient(self.parameter, indices)
@@ -164,9 +174,12 @@ class Unroll:
     def _draw_noise(self) -> Tensor | None:
         if not self.rule.draws_noise(self.task.hyperparameters, self.step):
             return None
-        d, device = self.task.segments.total, self.task.device
-        noise = torch.stack([torch.randn(d, generator=stream, device=device) for stream in self._noise])
-        return noise.repeat_interleave(self.members_per_group, 0)
+        shape = len(self._noise), self.members_per_group, self.task.segments.total
+        noise = torch.empty(shape, device=self.task.device)
+        for row, stream in zip(noise[:, 0].unbind(), self._noise):
+            row.normal_(generator=stream)
+        noise[:, 1:] = noise[:, :1]
+        return noise.flatten(0, 1)
 
     def _record(self, loss: Tensor) -> None:
         if not self.curve_every:
@@ -193,12 +206,12 @@ class Unroll:
 
     @property
     def finished(self) -> bool:
-        """Whether all steps of the schedule are done."""
+        """True if all steps of the schedule are done."""
         return self.step == self.schedule.steps
 
     @property
     def num_failed(self) -> int:
-        """How many members have failed."""
+        """Number of members that have failed."""
         return sum(step >= 0 for step in self.failed_at)
 
     def losses(self) -> Tensor:
@@ -222,7 +235,7 @@ class Unroll:
         return {
             "step": self.step,
             "parameter": self.parameter.clone(),
-            "state": [each.clone() for each in self.state],
+            "state": [tensor.clone() for tensor in self.state],
             "failed_at": list(self.failed_at),
             "objective": self.objective.state_dict(),
             "noise": [stream.get_state() for stream in self._noise],
@@ -244,7 +257,7 @@ class Unroll:
         device = self.task.device
         self.step, self.failed_at = saved["step"], list(saved["failed_at"])
         self.parameter = saved["parameter"].to(device, copy=True)
-        self.state = tuple(each.to(device, copy=True) for each in saved["state"])
+        self.state = tuple(tensor.to(device, copy=True) for tensor in saved["state"])
         self.objective.load_state_dict(on_device(saved["objective"], device))  # checkpoints are read on the CPU
         for stream, state in zip(self._noise, saved["noise"], strict=True):
             stream.set_state(state)
@@ -254,10 +267,10 @@ class Unroll:
 def mapped(value: Any, convert: Callable[[Any], Any]) -> Any:
     """The same lists and dictionaries of converted values; tuples become lists."""
     if isinstance(value, dict):
-        return {name: mapped(one, convert) for name, one in value.items()}
-    return [mapped(one, convert) for one in value] if isinstance(value, list | tuple) else convert(value)
+        return {name: mapped(item, convert) for name, item in value.items()}
+    return [mapped(item, convert) for item in value] if isinstance(value, list | tuple) else convert(value)
 
 
 def on_device(value: Any, device: torch.device | str) -> Any:
     """A value, or lists and dictionaries of values, with its tensors on a device."""
-    return mapped(value, lambda each: each.to(device) if isinstance(each, Tensor) else each)
+    return mapped(value, lambda x: x.to(device) if isinstance(x, Tensor) else x)

@@ -19,6 +19,9 @@ from learned_samplers.base.segments import Segments
 __all__ = ["BatchedModule", "BatchedNetwork", "channels_last", "cross_entropy", "linear", "linear_gradients"]
 
 
+_LOG2_E = math.log2(math.e)
+
+
 class BatchedNetwork:
     """P copies ("members") of one network, evaluated at once: base class.
 
@@ -98,11 +101,12 @@ def cross_entropy(logits: Tensor, y: Tensor, batch: int) -> tuple[Tensor, Tensor
     """Cross-entropy, summed over n and divided by ``batch``, (P,), of logits (P, n, classes) and labels (G, n); and its
     gradient, like ``logits``."""
     # Written out: over ten classes torch's log_softmax takes three times as long. Reductions over the classes go side
-    # by side for all of n, for that is how `linear` lays its outputs out.
+    # by side for all of n, for that is how `linear` lays its outputs out. exp2 takes a third of the time of exp, and
+    # less than a tenth where probabilities underflow.
     classes = y.repeat_interleave(len(logits) // len(y), 0).unsqueeze(1)
     by_class = logits.transpose(1, 2)
     top = by_class.amax(1, keepdim=True)
-    exponentials = (by_class - top).exp_()
+    exponentials = (by_class - top).mul_(_LOG2_E).exp2_()
     total = exponentials.sum(1, keepdim=True)
     loss = (total.log() + top - by_class.gather(1, classes)).sum((1, 2)) / batch
     gradient = exponentials.mul_((1 / batch) / total)

@@ -1,4 +1,4 @@
-"""What the files of architectures share: activation functions, and the validation of shapes and options."""
+"""Shared parts of the architectures: activation functions, and the validation of shapes and options."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def called(builders: Builders, name: str) -> Callable[..., nn.Module]:
 def check_call(name: str, builder: Callable[..., nn.Module], num_classes: int, options: Mapping[str, object]) -> None:
     """Refuse fewer than two classes, and options that the builder does not have (ValueError, TypeError)."""
     validation.integer("num_classes", num_classes, least=2)
-    known = [p.name for p in inspect.signature(builder).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    if unknown := [option for option in options if option not in known]:
-        raise TypeError(f"{name} has no option {', '.join(unknown)}; it has {', '.join(known) or 'none'}")
+    options_there = [p.name for p in inspect.signature(builder).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    if unknown := [option for option in options if option not in options_there]:
+        raise TypeError(f"{name} has no option {', '.join(unknown)}; it has {', '.join(options_there) or 'none'}")
 
 
 def is_count(value: object) -> bool:
-    """Whether a value is a positive integer."""
+    """True for a positive integer."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 

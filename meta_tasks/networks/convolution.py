@@ -93,9 +93,8 @@ def gong_cnn(input_shape: InputShape, num_classes: int, *, channels: int = 16, a
 
 _aten = torch.ops.aten
 
-# Measured for networks of 4 to 16 channels on images of 14×14 and 28×28 pixels, see reports/inner_loop.md.
-_MEMBERS_ON_CPU = 4
-_SMALL_IMAGE = 100  # pixels
+# Measured for networks of 4 to 16 channels on images of 8×8 to 28×28 pixels, see reports/inner_loop.md.
+_LEAST_MEMBERS = 4
 _ACTIVATION_BYTES = 3 << 20
 
 
@@ -120,7 +119,7 @@ class BatchedConvolution(BatchedNetwork):
         self.linear = [name.removesuffix(".weight") for name in self.names if name.startswith("linear.")][::2]
 
     def _member_pieces(self, members: int, x: Tensor) -> list[tuple[slice, slice]]:
-        """Which members go into one call, and which groups of images they need."""
+        """Members of each call, and the groups of images that they need."""
         per_group = members // len(x)
         size = min(self.members_per_call or self._fastest_members(members, x), members)
         if size < per_group:
@@ -132,16 +131,20 @@ class BatchedConvolution(BatchedNetwork):
         return [(slice(a, b), slice(a // per_group, (b - 1) // per_group + 1)) for a, b in zip(starts, stops)]
 
     def _fastest_members(self, members: int, x: Tensor) -> int:
-        if x.device.type != "cpu" or x.shape[-1] * x.shape[-2] <= _SMALL_IMAGE:
-            return members  # small images: the time goes into calls, not into arithmetic
-        return _MEMBERS_ON_CPU
+        """Number of members whose activations of a layer, for a minibatch, fit the processor's cache."""
+        if x.device.type != "cpu":
+            return members
+        return max(_LEAST_MEMBERS, _ACTIVATION_BYTES // (self._bytes_per_image(x) * x.shape[1]))
+
+    def _bytes_per_image(self, x: Tensor) -> int:
+        """Size of a layer's activations of one member for one image."""
+        return self.channels * x.shape[-1] * x.shape[-2] * x.element_size()
 
     def _images(self, members: int, x: Tensor) -> int:
         """Images in one call: as many as keep a layer's activations in the processor's cache."""
         if self.images_per_call is not None or x.device.type != "cpu":
             return self.images_per_call or x.shape[1]
-        bytes_per_image = members * self.channels * x.shape[-1] * x.shape[-2] * x.element_size()
-        return max(_ACTIVATION_BYTES // bytes_per_image, 1)
+        return max(_ACTIVATION_BYTES // (members * self._bytes_per_image(x)), 1)
 
     def _forward(self, w: dict[str, Tensor], x: Tensor) -> tuple[Tensor, list[Tensor], Tensor, list[Tensor]]:
         """Logits, convolution inputs, max-pool input and indices, inputs of the linear layers."""

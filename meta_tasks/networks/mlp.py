@@ -49,8 +49,8 @@ class BatchedMLP(BatchedNetwork):
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         super().__init__(build)
         self.linear = [name.removesuffix(".weight") for name in self.names if name.endswith(".weight")]
-        kinds = map(type, self.module.children())
-        self._activations = [_ACTIVATIONS[kind] for kind in kinds if kind in _ACTIVATIONS]
+        layers = map(type, self.module.children())
+        self._activations = [_ACTIVATIONS[layer] for layer in layers if layer in _ACTIVATIONS]
 
     def _forward(self, w: dict[str, Tensor], x: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Logits, inputs of the layers, and pre-activations."""

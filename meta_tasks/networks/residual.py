@@ -147,7 +147,7 @@ class BatchedResidual(BatchedNetwork):
         if not isinstance(module, ResNet) or module.activation != "silu":
             raise TypeError(f"build must make a ResNet with activation 'silu', got {module}")
         convolutions = [m.convolution_1 for m in module.modules() if isinstance(m, ResidualBlock)]
-        self._strides = [each.stride[0] for each in convolutions]
+        self._strides = [convolution.stride[0] for convolution in convolutions]
         self._eps = next(m.eps for m in module.modules() if isinstance(m, FilterResponseNorm))
 
     def logits(self, weights: Tensor, x: Tensor) -> Tensor:

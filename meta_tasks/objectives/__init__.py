@@ -17,7 +17,7 @@ from meta_tasks.objectives.stein import SteinKL, stein_score
 __all__ = ["OBJECTIVES", "BMALoss", "CELoss", "Objective", "SteinKL", "objective_named", "stein_score"]
 
 #: Every objective by its name, which options and checkpoints use.
-OBJECTIVES: dict[str, type[Objective]] = {each.name: each for each in (BMALoss, CELoss, SteinKL)}
+OBJECTIVES: dict[str, type[Objective]] = {objective.name: objective for objective in (BMALoss, CELoss, SteinKL)}
 
 
 def objective_named(name: str) -> type[Objective]:

@@ -45,7 +45,7 @@ class Objective:
         return self.total
 
     def state_dict(self) -> dict[str, object]:
-        """What has been accumulated, for checkpoints."""
+        """Accumulated values, for checkpoints."""
         return {"count": self.count, "total": self.total}
 
     def load_state_dict(self, state: dict[str, object]) -> None:

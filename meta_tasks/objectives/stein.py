@@ -41,10 +41,10 @@ def stein_score(samples: Tensor, ridge: float = 0.05) -> Tensor:
     distances = squared_distances(x)
     # That rule divides the median by 2·log K.
     width = (squared_bandwidth(distances, "off_diagonal_median") * math.log(count))[..., None, None]
-    some = width > 0
-    values = torch.exp(-distances / (2 * torch.where(some, width, 1.0)))
+    apart = width > 0
+    values = torch.exp(-distances / (2 * torch.where(apart, width, 1.0)))
     # B = −(K − diag K1)·X/h, the sum over the neighbours' pulls.
-    pull = torch.where(some, (values - torch.diag_embed(values.sum(-1))) / width, 0.0)
+    pull = torch.where(apart, (values - torch.diag_embed(values.sum(-1))) / width, 0.0)
     weights = torch.linalg.solve(values + ridge * torch.eye(count, dtype=values.dtype, device=values.device), pull)
     # The rows of K − diag K1 add up to zero, so the mean does not matter: without it single precision keeps its digits.
     return weights.to(x.dtype) @ (x - x.mean(-2, keepdim=True))
@@ -64,10 +64,6 @@ class SteinKL(Objective):
 
     Source: Gong, Li and Hernández-Lobato, "Meta-Learning for Stochastic Gradient MCMC", ICLR 2019.
 
-    Args:
-        ridge: of `stein_score`.
-        in_chain: weight of the in-chain loss, beside 1 of the cross-chain loss; 0 leaves it out.
-
     Attributes:
         kept: states of earlier windows, (C, d) each.
     """
@@ -76,12 +72,11 @@ class SteinKL(Objective):
     reads_states = True
     #: Smallest number of samples from which ∇ log q is estimated.
     least = 3
+    #: η of `stein_score`.
+    ridge = 0.05
 
-    def __init__(self, ridge: float = 0.05, in_chain: float = 1.0) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        validation.positive("ridge", ridge)
-        validation.non_negative("in_chain", in_chain)
-        self.ridge, self.in_chain = ridge, in_chain
         self.kept: list[Tensor] = []
         self._terms: list[Tensor] = []
         self._window: list[tuple[Tensor, Tensor]] = []
@@ -112,18 +107,18 @@ class SteinKL(Objective):
         The states that were collected in the window are without gradient from now on.
         """
         parts = [torch.stack(self._terms).mean()] if self._terms else []
-        samples = [*self.kept, *(each.detach() for each, _ in self._window)]
-        if self._window and self.in_chain and bool(counts.any()) and len(samples) >= self.least:
-            new, slope = (torch.stack(each, 1)[counts] for each in zip(*self._window, strict=True))
+        samples = [*self.kept, *(state.detach() for state, _ in self._window)]
+        if self._window and bool(counts.any()) and len(samples) >= self.least:
+            new, slope = (torch.stack(states, 1)[counts] for states in zip(*self._window, strict=True))
             score = stein_score(torch.stack(samples, 1)[counts], self.ridge)[:, len(self.kept) :]
-            parts.append(self.in_chain * _kl_term(new, score + slope, num_data))
+            parts.append(_kl_term(new, score + slope, num_data))
         self.kept, self._terms, self._window = samples, [], []
         return torch.stack(parts).sum() if parts else None
 
     def start_window(self) -> None:
         """Begin a new mean of the energy; what was collected before is kept, without gradient."""
         self.total, self.count = None, 0
-        self.kept, self._window = [*self.kept, *(each.detach() for each, _ in self._window)], []
+        self.kept, self._window = [*self.kept, *(state.detach() for state, _ in self._window)], []
 
     def loss(self) -> Tensor:
         """The part of KL/N that is known: Ũ/N of each chain (C,), in nats, mean over the window."""

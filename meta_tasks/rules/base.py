@@ -6,8 +6,8 @@ and says how a flat vector of meta-parameters becomes its network. The trainer k
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -22,18 +22,33 @@ State = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """What a sampler's rule takes by keyword: lr, N, T, λ and a, with the meaning of the library's conventions."""
+    """Keywords that every rule takes: lr, N, T, λ and a, with the meaning of the library's conventions.
 
-    lr: float = 0.1
-    num_data: int = 1
-    temperature: float = 1.0
-    prior_precision: float = 0.0
-    momentum_decay: float = 0.1
+    Each is a number; or of members of several tasks a tensor (P, 1), where `SamplerRule.by_member` allows it.
+    """
+
+    lr: Any = 0.1
+    num_data: Any = 1
+    temperature: Any = 1.0
+    prior_precision: Any = 0.0
+    momentum_decay: Any = 0.1
+
+    @classmethod
+    def side_by_side(cls, settings: Sequence[Hyperparameters], members: int) -> Hyperparameters:
+        """Hyperparameters of several tasks with ``members`` members each: a number where it is the same for all."""
+
+        def joined(name: str) -> Any:
+            values = [getattr(hyperparameters, name) for hyperparameters in settings]
+            if len(set(values)) == 1:
+                return values[0]
+            return torch.tensor(values, dtype=torch.get_default_dtype()).repeat_interleave(members)[:, None]
+
+        return cls(**{field.name: joined(field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True)
 class MemberStep:
-    """What a rule is given for one step of P members.
+    """Inputs of a rule for one step of P members.
 
     Attributes:
         parameter, gradient, noise: (P, d); the gradient is that of the mean minibatch loss, the noise standard normal
@@ -75,6 +90,8 @@ class SamplerRule:
     needs_hessian: ClassVar[bool] = False
     #: Whether it needs `MemberStep.loss`.
     needs_loss: ClassVar[bool] = False
+    #: Whether `update` takes hyperparameters of each member, so that members of several tasks may run side by side.
+    by_member: bool = False
 
     def specification(self) -> dict[str, Any]:
         """Plain values that say which sampler the meta-parameters belong to, for checkpoints and weight cards."""
@@ -93,7 +110,7 @@ class SamplerRule:
         return weights
 
     def prepare(self, weights: Tensor) -> Any:
-        """What `update` needs of the meta-parameters (P, n), computed once for many steps."""
+        """Prepare what `update` needs of the meta-parameters (P, n), computed once for many steps."""
         return None
 
     def initial_state(self, parameter: Tensor, segments: Segments) -> State:
@@ -101,11 +118,11 @@ class SamplerRule:
         return tuple(torch.zeros_like(parameter) for _ in self.state_names)
 
     def draws_noise(self, hyper: Hyperparameters, step: int) -> bool:
-        """Whether step ``step`` = 0, 1, … draws noise."""
-        return hyper.temperature > 0
+        """True if step ``step`` = 0, 1, … draws noise."""
+        return hyper.temperature > 0 if isinstance(hyper.temperature, int | float) else bool(hyper.temperature.any())
 
     def update(self, prepared: Any, at: MemberStep) -> tuple[Tensor, State]:
-        """One step: new parameters (P, d) and state.
+        """Take one step: new parameters (P, d) and state.
 
         Parameter, noise and state may be overwritten: copy them first if they are needed afterwards.
         """

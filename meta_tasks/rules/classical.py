@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+
+from learned_samplers.base.operations import FUNCTIONAL, IN_PLACE
 from learned_samplers.classical.cycles import cyclical_phase
 from learned_samplers.classical.psgld import psgld_rule
 from learned_samplers.classical.sghmc import sghmc_rule
-from meta_tasks.rules.base import SamplerRule, arguments_of
+from meta_tasks.rules.base import Hyperparameters, SamplerRule, arguments_of
 
 __all__ = ["CyclicalRule", "PSGLDRule", "SGHMCRule"]
 
@@ -15,13 +20,15 @@ class SGHMCRule(SamplerRule):
 
     name = "SGHMC"
     state_names = ("momentum",)
+    by_member = True
 
     def update(self, prepared, at):
-        parameter, momentum = sghmc_rule(*at.tensors, **arguments_of(at.hyper))
+        ops = FUNCTIONAL if torch.is_grad_enabled() else IN_PLACE
+        parameter, momentum = sghmc_rule(*at.tensors, **arguments_of(at.hyper), ops=ops)
         return parameter, (momentum,)
 
 
-class CyclicalRule(SamplerRule):
+class CyclicalRule(SGHMCRule):
     """`learned_samplers.CyclicalSGMCMC` over SGHMC; the task's lr is the peak.
 
     Args:
@@ -30,18 +37,19 @@ class CyclicalRule(SamplerRule):
     """
 
     name = "CyclicalSGMCMC"
-    state_names = ("momentum",)
 
     def __init__(self, cycle_length: int, exploration_ratio: float = 0.8) -> None:
         self.cycle_length, self.exploration_ratio = cycle_length, exploration_ratio
 
+    def _now(self, hyper: Hyperparameters, step: int) -> Hyperparameters:
+        factor, sampling = cyclical_phase(step + 1, self.cycle_length, self.exploration_ratio)
+        return replace(hyper, lr=hyper.lr * factor, temperature=hyper.temperature if sampling else 0.0)
+
     def draws_noise(self, hyper, step):
-        return hyper.temperature > 0 and cyclical_phase(step + 1, self.cycle_length, self.exploration_ratio)[1]
+        return super().draws_noise(self._now(hyper, step), step)
 
     def update(self, prepared, at):
-        factor, _ = cyclical_phase(at.step + 1, self.cycle_length, self.exploration_ratio)
-        parameter, momentum = sghmc_rule(*at.tensors, **arguments_of(at.hyper, lr=at.hyper.lr * factor))
-        return parameter, (momentum,)
+        return super().update(prepared, replace(at, hyper=self._now(at.hyper, at.step)))
 
 
 class PSGLDRule(SamplerRule):
@@ -52,6 +60,7 @@ class PSGLDRule(SamplerRule):
 
     name = "PSGLD"
     state_names = ("second_moment",)
+    by_member = True
 
     def update(self, prepared, at):
         arguments = arguments_of(at.hyper, lr=0.05 * at.hyper.lr)

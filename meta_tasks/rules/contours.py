@@ -72,7 +72,7 @@ def meta_contours(phi: Phi, settings: MetaSGMCMCSettings) -> Figure:
     def at(u: Tensor, r: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
         """Q and A/a where the three axes are broadcast, (grid, grid)."""
         u, r, slope = (x.flatten() for x in torch.broadcast_tensors(u, r, slope))
-        fields = Fields(curl_phi, friction_phi, u, slope, torch.inf, settings.form == "absolute")
+        fields = Fields(curl_phi, friction_phi, u, slope, torch.inf)
         curl = (1 + fields.curl(u, r)[0]).clamp(-settings.curl_clip, settings.curl_clip)
         friction = (curl.square() + settings.friction_scale * fields.friction(r)[0]).clamp(min=0.0)
         return curl.view(_GRID, _GRID), friction.view(_GRID, _GRID)

@@ -73,7 +73,7 @@ class L2ERule(CoordinateRule):
         return l2e_rule(*tensors, **hyper)
 
     def output_scales(self, prepared, at):
-        """As they enter the step, in units of the momentum: α, and β in the velocity."""
+        """Outputs as they enter the step, in units of the momentum: α, and β in the velocity."""
         terms = term_contributions(
             at.parameter,
             at.gradient,
@@ -113,7 +113,7 @@ class PrecondL2ERule(CoordinateRule):
         return l2e_precond_rule(*tensors, **hyper)
 
     def output_scales(self, prepared, at):
-        """Of log Q and log D, before they are clipped."""
+        """Outputs log Q and log D, before they are clipped."""
         settings, (momentum, averages) = self.settings, at.state
         averages = update_averages(averages, at.gradient, settings.feature_set)
         x = features(
@@ -143,6 +143,7 @@ class KineticRule(NetworkRule):
 
     name = "KineticL2E"
     needs_hessian = True
+    by_member = True
     fixed: ClassVar[dict[str, str]] = {
         "hessian": "whose tasks have gradients and no graph of them",
         "probe_size": "where all products with the Hessian are made with that one",
@@ -210,7 +211,7 @@ class MetaSGMCMCRule(NetworkRule):
 
     @staticmethod
     def hidden_of(layers: list[list[int]]) -> list[int]:
-        """As `NetworkRule.hidden_of`; the two networks lie side by side in one stack of layers."""
+        """Return ``hidden`` as `NetworkRule.hidden_of`; the two networks lie side by side in one stack of layers."""
         return [width // 2 for width in NetworkRule.hidden_of(layers)]
 
     def update(self, prepared, at):

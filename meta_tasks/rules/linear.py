@@ -103,16 +103,16 @@ class L2ELinearRule(L2ERule):
         same = card["sampler"] == "L2E" and shapes_of(layers_of(loaded)) == self._shapes
         if not same or L2ESettings.from_card(card) != ours:
             raise ValueError(f"origin: {origin} is not of this rule with these settings")
-        weight, bias = (each.detach().clone() for each in layers_of(loaded)[0])
+        weight, bias = (tensor.detach().clone() for tensor in layers_of(loaded)[0])
         names = feature_set_named(self.settings.feature_set).names
         weight[1, [names.index(name) for name in self._without]] = 0.0
-        found = (weight[1, self._signed] / -self._gain - self._begun) / self._share
+        weights = (weight[1, self._signed] / -self._gain - self._begun) / self._share
         if self.settings.gated:
-            found = torch.cat([found, weight[2, self._context], bias[2:]])
-        given = torch.cat([weight.flatten(), bias])
-        if not torch.allclose(self.whole(found), given, atol=1e-5):
+            weights = torch.cat([weights, weight[2, self._context], bias[2:]])
+        network = torch.cat([weight.flatten(), bias])
+        if not torch.allclose(self.whole(weights), network, atol=1e-5):
             raise ValueError(f"origin: {origin} has an α, or features of other kinds in its direction or gate")
-        return self._of_length_1(found) if self.settings.normalise_output else found
+        return self._of_length_1(weights) if self.settings.normalise_output else weights
 
     def whole(self, weights: Tensor) -> Tensor:
         """The network's weights (..., n) of the meta-parameters (..., num_weights)."""

@@ -49,17 +49,17 @@ class NetworkRule(SamplerRule):
             LEARNED_RULES[cls.name] = cls
 
     def __init__(self, settings: LearnedSettings, hidden: Sequence[int] | None = None) -> None:
-        for each in fields(settings):
-            if each.name in self.fixed and (value := getattr(settings, each.name)) != each.default:
-                way = self.fixed[each.name]
-                raise ValueError(f"{each.name} must be {each.default!r} in the inner loop, {way}, got {value!r}")
+        for field in fields(settings):
+            if field.name in self.fixed and (value := getattr(settings, field.name)) != field.default:
+                way = self.fixed[field.name]
+                raise ValueError(f"{field.name} must be {field.default!r} in the inner loop, {way}, got {value!r}")
         self.settings, self.hidden = settings, tuple(settings.hidden if hidden is None else hidden)
         self._shapes = shapes_of(layers_of(settings.fresh_network(self.hidden)))
         self.num_weights = sum(out * (into + 1) for out, into in self._shapes)
 
     @property
     def sees_progress(self) -> bool:
-        """Whether it depends on ``tell_horizon`` if the network knows how long a run is."""
+        """True if ``tell_horizon`` decides whether the network knows how long a run is."""
         return False
 
     def initial_weights(self, seed: int) -> Tensor:
@@ -88,21 +88,21 @@ class NetworkRule(SamplerRule):
         return {**self.settings.to_card(), "badge": "heuristic", "law": None}
 
 
-def settings_given(kind: type[Any], settings: Any, **options: Any) -> Any:
+def settings_given(settings_class: type[Any], settings: Any, **options: Any) -> Any:
     """The settings as given, or made of options: None leaves one at its default.
 
     Raises:
-        ValueError: both were given, or see ``kind``.
+        ValueError: both were given, or see ``settings_class``.
     """
     if settings is None:
-        return kind.given(**options)
-    if given := {name: value for name, value in options.items() if value is not None}:
-        raise ValueError(f"settings and {', '.join(given)} cannot both be given, got {given}")
+        return settings_class.given(**options)
+    if options := {name: value for name, value in options.items() if value is not None}:
+        raise ValueError(f"settings and {', '.join(options)} cannot both be given, got {options}")
     return settings
 
 
 class CoordinateRule(NetworkRule):
-    """What the rules of L2E and its kin share: features with running averages, two outputs, and ways to start."""
+    """Base class of the rules of L2E and its kin: features with running averages, two outputs, and ways to start."""
 
     fixed: ClassVar[dict[str, str]] = {"averages_dtype": "whose chains are short and small"}
     #: Those of the sampler, with a feature set of running averages.
@@ -123,8 +123,9 @@ class CoordinateRule(NetworkRule):
                 f"{settings.feature_set!r}"
             )
         self.tell_horizon = tell_horizon
-        matrix = feature_set_named(settings.feature_set).matrix
-        self.state_names = ("momentum", "averages", "covariances") if matrix else ("momentum", "averages")
+        seen = feature_set_named(settings.feature_set)
+        self.state_names = ("momentum", "averages", "covariances") if seen.matrix else ("momentum", "averages")
+        self.by_member = not seen.context  # the context has one lr and N for all members
         self.start: Start | None = None
         if isinstance(start, Path):
             self.start = WeightStart(start, settings, self._shapes)
@@ -150,9 +151,9 @@ class CoordinateRule(NetworkRule):
         told = self.tell_horizon and torch.rand((), generator=generator(*keys, "tell horizon")) < self.tell_horizon
         if not told:
             return self
-        other = copy.copy(self)
-        other.settings = replace(self.settings, total_steps=steps)
-        return other
+        rule = copy.copy(self)
+        rule.settings = replace(self.settings, total_steps=steps)
+        return rule
 
     def initial_state(self, parameter: Tensor, segments: Segments) -> State:
         (members, d), named = parameter.shape, feature_set_named(self.settings.feature_set)
@@ -163,7 +164,7 @@ class CoordinateRule(NetworkRule):
         raise NotImplementedError
 
     def update(self, prepared, at):
-        """As `SamplerRule.update`; in place, by compiled code where it takes the tensors."""
+        """Take one step, see `SamplerRule.update`; in place, by compiled code where it takes the tensors."""
         common = dict(
             phi=prepared, segments=at.segments, settings=self.settings, step=at.step, **arguments_of(at.hyper)
         )

@@ -1,4 +1,4 @@
-"""Where meta-training may start besides at an untrained network: at weights from a file, or at a known optimizer."""
+"""Starts of meta-training besides at an untrained network: at weights from a file, or at a known optimizer."""
 
 from __future__ import annotations
 
@@ -84,20 +84,20 @@ class WeightStart:
     def __init__(self, path: Path, settings: LearnedSettings, shapes: Sequence[tuple[int, int]]) -> None:
         network, card = load_weights(path)
         for name in ("sampler", "form"):
-            if card.get(name) != (ours := getattr(settings, name, None)):
-                raise ValueError(f"start: {path} has {name} {card.get(name)}, here it is {ours}")
+            if card.get(name) != (expected := getattr(settings, name, None)):
+                raise ValueError(f"start: {path} has {name} {card.get(name)}, here it is {expected}")
         names = settings.features
         if missing := [name for name in card["features"] if name not in names]:
             raise ValueError(f"start: {path} sees {', '.join(missing)}, which {settings.feature_set!r} has not")
-        units, own = ([shape[0] for shape in layers[:-1]] for layers in (card["layers"], shapes))
-        if len(units) != len(own) or any(a > b for a, b in zip(units, own)):
-            raise ValueError(f"start: {path} has hidden layers of {units} units, which do not fit into {own}")
-        theirs, here = (each.to_card()["scales"] for each in (type(settings).from_card(card), settings))
+        units, ours = ([shape[0] for shape in layers[:-1]] for layers in (card["layers"], shapes))
+        if len(units) != len(ours) or any(a > b for a, b in zip(units, ours)):
+            raise ValueError(f"start: {path} has hidden layers of {units} units, which do not fit into {ours}")
+        theirs, scales = (s.to_card()["scales"] for s in (type(settings).from_card(card), settings))
         # A second stage may add a gate, which starts without effect.
         added = set() if theirs.get("gated") else {"gated"}
-        if other := [name for name in here if theirs[name] != here[name] and name not in added]:
-            theirs, here = ({name: scales[name] for name in other} for scales in (theirs, here))
-            raise ValueError(f"start: {path} was trained with the scales {theirs}, here they are {here}")
+        if differ := [name for name in scales if theirs[name] != scales[name] and name not in added]:
+            theirs, scales = ({name: values[name] for name in differ} for values in (theirs, scales))
+            raise ValueError(f"start: {path} was trained with the scales {theirs}, here they are {scales}")
         self.digest = card["sha256"]
         self._layers = [(weight.detach(), bias.detach()) for weight, bias in layers_of(network)]
         self._inputs = [names.index(name) for name in card["features"]]

@@ -26,7 +26,7 @@ _CHOICES = (
 
 
 class TaskFamily(Protocol):
-    """What the trainer needs of a distribution over tasks."""
+    """A distribution over tasks, as the trainer needs it."""
 
     @property
     def name(self) -> str:
@@ -34,7 +34,7 @@ class TaskFamily(Protocol):
 
     @property
     def has_validation(self) -> bool:
-        """Whether its tasks have data to measure a loss on that is not the chain's own."""
+        """True if its tasks have data to measure a loss on that is not the chain's own."""
 
     def task(self, *keys: int | str) -> Task:
         """The task that the keys draw, for instance (seed, iteration, pair): the same for the same keys."""
@@ -43,7 +43,7 @@ class TaskFamily(Protocol):
         """Plain values that name the family in checkpoints and weight cards."""
 
     def data_fingerprints(self) -> dict[str, str]:
-        """Of each data set by name what changes with any of its numbers, on every machine alike; {} without data."""
+        """Fingerprint of each data set by name, the same on every machine; {} without data."""
 
 
 @dataclass(frozen=True)
@@ -157,9 +157,9 @@ class ImageTaskFamily:
         return {key: _plain(getattr(self, key)) for key in self.__dataclass_fields__ if key not in hidden}
 
     def data_fingerprints(self) -> dict[str, str]:
-        """Of what the files of each data set hold, by its name."""
-        own: Any = {"size": self.sizes[0], "grayscale": self.grayscale}
-        return {name: datasets.fingerprint_of(name, self.root, **own) for name in dict.fromkeys(self.dataset_names)}
+        """Fingerprint of the files of each data set, by its name."""
+        options: Any = {"size": self.sizes[0], "grayscale": self.grayscale}
+        return {name: datasets.fingerprint_of(name, self.root, **options) for name in dict.fromkeys(self.dataset_names)}
 
     def _data(self, dataset: str, size: int | None) -> ImageData:
         key = (dataset, size)
@@ -183,7 +183,7 @@ class ImageTaskFamily:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     return value

@@ -38,6 +38,7 @@ class GaussianTask:
 
     batch_size = 1
     num_validation = num_held_out = 0
+    signature = None
 
     def __init__(
         self,
@@ -136,8 +137,8 @@ class GaussianFamily:
         )
 
     def specification(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def data_fingerprints(self) -> dict[str, str]:
         return {}

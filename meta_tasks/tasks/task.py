@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,7 +23,7 @@ __all__ = ["Hyperparameters", "ImageTask", "Task", "TaskConfig"]
 
 
 class Task(Protocol):
-    """What an inner loop needs of a task. Groups of members see the same data (see `meta_tasks.networks.batched`)."""
+    """A task, as an inner loop needs it. Groups of members see the same data (see `meta_tasks.networks.batched`)."""
 
     kind: str
     segments: Segments
@@ -32,6 +32,10 @@ class Task(Protocol):
     num_validation: int
     num_held_out: int
     device: torch.device
+
+    @property
+    def signature(self) -> Hashable:
+        """Equal for tasks whose members may run in one batch (`TaskStack`); None for a task that runs alone."""
 
     def initial(self, seed: int) -> Tensor:
         """Initial parameter vector (d,)."""
@@ -106,6 +110,10 @@ class ImageTask:
         seed: of the choice of training images and of the weight scales.
         device: where the data sits and the members run.
 
+    Attributes:
+        train, held_out: inputs and labels.
+        scale: the factors c (d,), or None.
+
     Raises:
         ValueError: the data set has no image of a class, fewer than two classes remain, or the architecture refuses
             the images.
@@ -115,9 +123,9 @@ class ImageTask:
         self.config, self.kind, self.device = config, config.kind, torch.device(device)
         self.batch_size = config.batch_size
         num_classes, train, held_out = _restrict(config, data, seed)
-        self._train = tuple(t.to(self.device) for t in train)
-        self._held_out = tuple(t.to(self.device) for t in held_out)
-        self.num_held_out = len(self._held_out[1])
+        self.train = tuple(t.to(self.device) for t in train)
+        self.held_out = tuple(t.to(self.device) for t in held_out)
+        self.num_held_out = len(self.held_out[1])
         self.num_validation = min(config.validation_size, self.num_held_out)
         self.num_classes = num_classes
         self.network: BatchedNetwork = batched_network_for(
@@ -127,25 +135,29 @@ class ImageTask:
         self.hyperparameters = Hyperparameters(
             config.lr, len(train[1]), config.temperature, config.prior_precision, config.momentum_decay
         )
-        self._scale: Tensor | None = None
+        self.signature = (
+            *(config.architecture, str(sorted(config.options.items())), data.input_shape, num_classes, self.device),
+            *(min(self.batch_size, len(train[1])), self.num_validation),
+        )
+        self.scale: Tensor | None = None
         if config.weight_scale_spread:
             z = torch.randn(len(self.segments.lengths), generator=generator(seed, "weight scale"))
-            self._scale = self.segments.expand((z * config.weight_scale_spread).exp()).to(self.device)
+            self.scale = self.segments.expand((z * config.weight_scale_spread).exp()).to(self.device)
 
     def initial(self, seed: int) -> Tensor:
         weights = self.network.initial(seed).to(self.device)
-        return weights if self._scale is None else weights / self._scale
+        return weights if self.scale is None else weights / self.scale
 
     def loss_and_gradient(self, parameter: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = self._train[0][indices], self._train[1][indices]
-        if self._scale is None:
+        x, y = self.train[0][indices], self.train[1][indices]
+        if self.scale is None:
             return self.network.loss_and_gradient(parameter, x, y)
-        loss, gradient = self.network.loss_and_gradient(parameter * self._scale, x, y)
-        return loss, gradient.mul_(self._scale)
+        loss, gradient = self.network.loss_and_gradient(parameter * self.scale, x, y)
+        return loss, gradient.mul_(self.scale)
 
     def log_probabilities(self, parameter: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = self._held_out[0][indices], self._held_out[1][indices]
-        weights = parameter if self._scale is None else parameter * self._scale
+        x, y = self.held_out[0][indices], self.held_out[1][indices]
+        weights = parameter if self.scale is None else parameter * self.scale
         log_p = self.network.log_probabilities(weights, x)
         return log_p, y.repeat_interleave(len(log_p) // len(y), 0)
 

@@ -98,11 +98,14 @@ class Checkpoints:
 
     @staticmethod
     def read(path: Path) -> dict[str, Any]:
-        """One checkpoint file.
+        """Read a checkpoint file.
 
         Raises:
-            ValueError: it is damaged, by its checksum, or something else; names the file and the reason.
+            ValueError: it is damaged, by its checksum, is something else, or has the name of another iteration; names
+                the file and the reason.
         """
+        if not path.is_file():  # a pipe would be waited for
+            raise ValueError(f"{path} cannot be read: it is no regular file")
         try:
             payload = torch.load(io.BytesIO(unsealed(path)), map_location="cpu", weights_only=True)
         except Exception as error:  # torch.load raises many types
@@ -111,28 +114,31 @@ class Checkpoints:
             raise ValueError(f"{path} is not a checkpoint of a meta-training run")
         if payload.get("version") != _VERSION:
             raise ValueError(f"{path} has version {payload.get('version')!r}, this program reads {_VERSION}")
+        name = _PATTERN.fullmatch(path.name)
+        if name is not None and int(name[1]) != payload.get("iteration"):
+            raise ValueError(f"{path} holds iteration {payload.get('iteration')!r}: it has another checkpoint's name")
         return payload
 
 
-def check_same(saved: Any, own: Any, folder: str) -> None:
+def check_same(saved: Any, expected: Any, folder: str) -> None:
     """Compare a checkpoint's specification with the run's own.
 
     Raises:
         ValueError: it differs; says where, and what the values are.
     """
-    if found := "; ".join(_differences("", saved, own)):
+    if differences := "; ".join(_differences("", saved, expected)):
         raise ValueError(
-            f"the checkpoints in {folder} are of another run: {found}. "
+            f"the checkpoints in {folder} are of another run: {differences}. "
             "Choose another folder, or the settings they were made with"
         )
 
 
-def _differences(path: str, saved: Any, own: Any) -> Iterator[str]:
-    if isinstance(saved, dict) and isinstance(own, dict):
-        for key in sorted({*saved, *own}):
-            if key not in saved or key not in own:
-                yield f"{path}{key} is {'here' if key in own else 'there'} only"
+def _differences(path: str, saved: Any, expected: Any) -> Iterator[str]:
+    if isinstance(saved, dict) and isinstance(expected, dict):
+        for key in sorted({*saved, *expected}):
+            if key not in saved or key not in expected:
+                yield f"{path}{key} is {'here' if key in expected else 'there'} only"
             else:
-                yield from _differences(f"{path}{key}.", saved[key], own[key])
-    elif saved != own:
-        yield f"{path.rstrip('.')} is {saved!r} there and {own!r} here"
+                yield from _differences(f"{path}{key}.", saved[key], expected[key])
+    elif saved != expected:
+        yield f"{path.rstrip('.')} is {saved!r} there and {expected!r} here"

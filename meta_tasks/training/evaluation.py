@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
+from meta_tasks.inner_loop.batching import Run, unrolls_of
 from meta_tasks.inner_loop.schedule import Horizon, Schedule
-from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives import BMALoss
 from meta_tasks.random_streams import derive_seed
 from meta_tasks.rules.base import SamplerRule, steps_for
@@ -123,12 +123,12 @@ class HeldOutEvaluation:
 
         if "baselines" not in scores:
             tqdm.write("scoring the hand-designed samplers on held-out tasks, once")
-            scores["baselines"] = {name: asdict(each) for name, each in self.baselines().items()}
+            scores["baselines"] = {name: asdict(score) for name, score in self.baselines().items()}
             scores["specification"] = self.specification()
         score = self.score(rule, weights)
         scores.setdefault("sampler", []).append({"iteration": iteration, **asdict(score)})
-        others = ", ".join(f"{name} {each['nll']:.4f}" for name, each in scores["baselines"].items())
-        tqdm.write(f"iteration {iteration}: held-out NLL {score.nll:.4f} ({others})")
+        baselines = ", ".join(f"{name} {values['nll']:.4f}" for name, values in scores["baselines"].items())
+        tqdm.write(f"iteration {iteration}: held-out NLL {score.nll:.4f} ({baselines})")
         return score
 
     def score(
@@ -151,7 +151,7 @@ class HeldOutEvaluation:
         return Score(nll, 1 - error, share_failed)
 
     def losses(self, rule: SamplerRule, weights: Tensor) -> Tensor:
-        """Of each task the NLL at its best learning rate, (tasks,), behind a progress bar.
+        """NLL of each task at its best learning rate, (tasks,), behind a progress bar.
 
         Those of two samplers differ by the sampler alone.
 
@@ -175,26 +175,38 @@ class HeldOutEvaluation:
     ) -> tuple[list[tuple[float, float]], float]:
         """NLL and error of each task at its best lr, and the share of the runs that failed."""
         lrs = self.lrs if lrs is None else lrs
-        own = self._schedule(rule) if schedule is None else schedule
+        schedule = self._schedule(rule) if schedule is None else schedule
         weights = torch.zeros(0) if weights is None else weights
         best, failed = [], 0
         for number, config in enumerate(self.configs if configs is None else configs):
-            of_run = rule.for_run(own.steps, "held-out", self.seed, number)
-            runs = [self._run(of_run, weights, own, number, replace(config, lr=lr)) for lr in lrs]
-            failed += sum(int(nll.isnan().sum()) for nll, _ in runs)
-            best.append(min(self._mean(*run) for run in runs))
+            nll, accuracy = self._run(rule, weights, schedule, number, config, lrs)
+            failed += int(nll.isnan().sum())
+            best.append(min(self._mean(*of_lr) for of_lr in zip(nll, accuracy, strict=True)))
         return best, failed / (len(self.configs) * len(lrs) * self.chains)
 
     def _run(
-        self, rule: SamplerRule, weights: Tensor, schedule: Schedule, number: int, config: TaskConfig
+        self,
+        rule: SamplerRule,
+        weights: Tensor,
+        schedule: Schedule,
+        number: int,
+        config: TaskConfig,
+        lrs: Sequence[float],
     ) -> tuple[Tensor, Tensor]:
-        task = self.family.make(config, "held-out", self.seed, number)
-        seeds = [derive_seed("held-out", self.seed, number, chain) for chain in range(self.chains)]
-        unroll = Unroll(task, rule, BMALoss, schedule, seeds, members_per_group=1)
-        unroll.advance(weights.expand(self.chains, -1))
-        objective = unroll.objective
-        assert isinstance(objective, BMALoss)
-        return unroll.losses(), objective.accuracy().cpu()
+        """NLL and accuracy of every chain at every learning rate, (lrs, chains)."""
+        keys = ("held-out", self.seed, number)
+        tasks = [self.family.make(replace(config, lr=lr), *keys) for lr in lrs]
+        of_run = rule.for_run(schedule.steps, *keys)
+        seeds = tuple(derive_seed(*keys, chain) for chain in range(self.chains))
+        nll, accuracy = torch.empty(2, len(lrs), self.chains, dtype=torch.float64)
+        runs = [Run(task, of_run, seeds) for task in tasks]
+        for numbers, unroll in unrolls_of(runs, BMALoss, schedule, members_per_group=1):
+            unroll.advance(weights.expand(len(unroll.parameter), -1))
+            objective = unroll.objective
+            assert isinstance(objective, BMALoss)
+            nll[numbers] = unroll.losses().view(-1, self.chains)
+            accuracy[numbers] = objective.accuracy().cpu().view(-1, self.chains)
+        return nll, accuracy
 
     def _mean(self, nll: Tensor, accuracy: Tensor) -> tuple[float, float]:
         """Mean NLL and error of the chains; infinity and 1 if one of them failed."""
@@ -213,7 +225,7 @@ class HeldOutEvaluation:
         runs: list[tuple[SamplerRule, Schedule]] = [
             (rule, self._schedule(rule, _BURN_IN)) for rule in (SGHMCRule(), PSGLDRule())
         ]
-        return {rule.name: self.score(rule, schedule=own, lrs=lrs) for rule, own in [*runs, (cyclical, schedule)]}
+        return {rule.name: self.score(rule, schedule=steps, lrs=lrs) for rule, steps in [*runs, (cyclical, schedule)]}
 
     def specification(self) -> dict[str, Any]:
         """Plain values that fix the scores, for checkpoints."""
@@ -265,10 +277,10 @@ class EarlyStopping:
             self.score, self.weights = last, weights.detach().clone()
 
     def over(self, scores: Mapping[str, Any]) -> bool:
-        """Whether ``patience`` evaluations have passed since that of the weights kept."""
+        """True if ``patience`` evaluations have passed since that of the weights kept."""
         if not self.patience or self.score is None:
             return False
-        return sum(each["iteration"] > self.score["iteration"] for each in scores["sampler"]) >= self.patience
+        return sum(score["iteration"] > self.score["iteration"] for score in scores["sampler"]) >= self.patience
 
     def card(self) -> dict[str, Any]:
         """For the weight card, which of the iterations the weights are of; nothing with patience 0."""

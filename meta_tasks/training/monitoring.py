@@ -116,27 +116,29 @@ class Monitor:
             "inner_loop/member_steps_per_second": [done.member_steps_per_second],
         }
         for result in done.results:
-            values.setdefault(f"meta_loss/{result.kind}", []).append(result.losses.nanmean().item())
+            for kind, losses in zip(result.kinds, result.losses.chunk(len(result.kinds)), strict=True):
+                values.setdefault(f"meta_loss/{kind}", []).append(losses.nanmean().item())
             for name, value in result.scales.items():
                 values.setdefault(f"output_scale/{name}", []).append(value)
-        for name, each in values.items():
-            add(name, torch.tensor(each, dtype=torch.float64).nanmean(), number)
-        if done.number % 10 == 1 and done.results[0].curve:
+        for name, numbers in values.items():
+            add(name, torch.tensor(numbers, dtype=torch.float64).nanmean(), number)
+        if done.number % 10 == 1 and any(map(any, done.results[0].curves.values())):
             from matplotlib.figure import Figure
 
             figure = Figure(figsize=(5, 3), layout="constrained")
             axes = figure.add_subplot(xlabel="stretch of the inner loop", ylabel="minibatch NLL (nats)", yscale="log")
             for result in done.results:
-                axes.plot(result.curve, label=result.kind)
+                for kind, curve in result.curves.items():
+                    axes.plot(curve, label=kind)
             axes.legend(fontsize="x-small")
             self._writer.add_figure("inner_loop/curves", figure, number)
 
     @_for_the_log
     def evaluation(self, iteration: int, score: Score, baselines: dict[str, dict[str, float]]) -> None:
         """The held-out score beside the baselines'."""
-        for name, each in {"sampler": asdict(score), **baselines}.items():
-            self._writer.add_scalar(f"held_out_nll/{name}", each["nll"], iteration)
-            self._writer.add_scalar(f"held_out_accuracy/{name}", each["accuracy"], iteration)
+        for name, values in {"sampler": asdict(score), **baselines}.items():
+            self._writer.add_scalar(f"held_out_nll/{name}", values["nll"], iteration)
+            self._writer.add_scalar(f"held_out_accuracy/{name}", values["accuracy"], iteration)
         self._writer.add_scalar("held_out_nll/failed_share", score.share_failed, iteration)
         self._writer.flush()
 

@@ -1,17 +1,17 @@
-"""How a process that runs inner loops is set up, told to stop, and kept in step with the other ranks."""
+"""Setting up a process that runs inner loops, telling it to stop, and keeping it in step with the other ranks."""
 
 from __future__ import annotations
 
 import ctypes
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed
 
-__all__ = ["default_device_cpu", "keep_freed_memory", "of_first_rank", "one_core", "stop_signals"]
+__all__ = ["StopSignals", "Stopped", "default_device_cpu", "keep_freed_memory", "of_first_rank", "one_core"]
 
 _Value = TypeVar("_Value")
 # glibc's names for `mallopt`, and more than any block of memory that a step asks for.
@@ -49,29 +49,53 @@ def default_device_cpu() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Within the context Ctrl-C and SIGTERM are only noted; a second Ctrl-C interrupts at once.
+class Stopped(BaseException):
+    """Raised by the first Ctrl-C or SIGTERM in work that may be abandoned."""
 
-    Gives a function that says whether one has come. Outside the main thread, which alone may have handlers, none is.
+
+class StopSignals:
+    """Within the context Ctrl-C and SIGTERM are noted, and end at once what is `interruptible`; a second Ctrl-C
+    interrupts anything.
+
+    Outside the main thread, which alone may have handlers, none is noted.
+
+    Attributes:
+        received: numbers of the signals so far.
     """
-    received: list[int] = []
 
-    def note(number: int, frame: Any) -> None:
-        # SIGTERM may come twice of itself, to the process group and from a launcher.
-        if number == signal.SIGINT and number in received:
-            raise KeyboardInterrupt
-        received.append(number)
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._may_stop = False
+        self._handlers: dict[int, Any] = {}
 
-    try:
-        old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread
-        old = {}
-    try:
-        yield lambda: bool(received)
-    finally:
-        for number, handler in old.items():
+    def __enter__(self) -> StopSignals:
+        with suppress(ValueError):  # not the main thread
+            self._handlers = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
+
+    def _note(self, number: int, frame: Any) -> None:
+        # SIGTERM may come twice of itself, to the process group and from a launcher.
+        if number == signal.SIGINT and number in self.received:
+            raise KeyboardInterrupt
+        self.received.append(number)
+        if self._may_stop:
+            self._may_stop = False
+            raise Stopped
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Within the context the first signal raises `Stopped`, where the code is; one that has come does at once."""
+        if self.received:
+            raise Stopped
+        self._may_stop = True
+        try:
+            yield
+        finally:
+            self._may_stop = False
 
 
 def of_first_rank(make: Callable[[], _Value]) -> _Value:

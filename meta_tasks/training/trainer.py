@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,14 @@ from typing import Any
 import torch
 
 from learned_samplers.base import validation
-from meta_tasks.estimators import Estimator, Evaluator, Job
+from meta_tasks.estimators import Estimator, Evaluator, Job, JobResult
 from meta_tasks.objectives import objective_named
 from meta_tasks.rules.base import SamplerRule
 from meta_tasks.tasks.family import TaskFamily
 from meta_tasks.training.checkpoint import Checkpoints, check_same
 from meta_tasks.training.evaluation import EarlyStopping, HeldOutEvaluation
 from meta_tasks.training.monitoring import Iteration, Monitor, ZeroGradients
-from meta_tasks.training.process import default_device_cpu, of_first_rank, stop_signals
+from meta_tasks.training.process import Stopped, StopSignals, default_device_cpu, of_first_rank
 from meta_tasks.training.workers import Executor, SerialExecutor
 
 __all__ = ["Trainer", "TrainerSettings"]
@@ -141,6 +142,8 @@ class Trainer:
         # Whether weights and unrolls are of one and the same iteration, and which one was saved last.
         self._consistent, self._saved_at = True, 0
         self._zeros = ZeroGradients()
+        #: Context in which the first signal abandons an iteration.
+        self._interruptible: Callable[[], AbstractContextManager[None]] = nullcontext
         if evaluation is not None and settings.evaluate_every:
             evaluation.check(rule)
         self.checkpoints = Checkpoints(folder, settings.keep_checkpoints) if folder is not None else None
@@ -198,7 +201,9 @@ class Trainer:
     def run(self, minutes: float | None = None, progress: bool = False) -> str:
         """Iterate until all iterations are done, the time is up, or Ctrl-C (or SIGTERM); saves at the end.
 
-        Where an iteration fails, those before it are saved, if nothing that they need was lost with it; the error says.
+        A signal abandons the iteration that is running, and what was before it is saved; of several ranks, which go in
+        step, the iteration is finished. Where an iteration fails, those before it are saved, if nothing that they need
+        was lost with it; the error says.
 
         Args:
             minutes: bound on the time of this call (≥ 0); the iteration that is running is finished.
@@ -212,14 +217,20 @@ class Trainer:
         from meta_tasks.progress import progress as progress_bar  # tqdm comes when a bar is shown
 
         bar = progress_bar(total=self.settings.iterations, initial=self.iteration, disable=not progress, unit="it")
-        with stop_signals() as stopped, bar:
+        with StopSignals() as signals, bar:
+            if not self.executor.collective:
+                self._interruptible = signals.interruptible
             try:
-                return self._iterate(minutes, stopped, bar)
+                return self._iterate(minutes, signals, bar)
+            except Stopped:
+                return "interrupted"
             except Exception as failure:
                 failure.add_note(self._save_after_failure())
                 raise
+            finally:
+                self._interruptible = nullcontext
 
-    def _iterate(self, minutes: float | None, stopped: Callable[[], bool], bar: Any) -> str:
+    def _iterate(self, minutes: float | None, signals: StopSignals, bar: Any) -> str:
         started = saved = time.monotonic()
         while self.iteration < self.settings.iterations:
             now = time.monotonic()
@@ -228,7 +239,7 @@ class Trainer:
             # The clocks and signals of several ranks differ; all do what the first one decides.
             reasons = {
                 f"no better after {self.settings.patience} evaluations: stopped": self.stopping.over(self.scores),
-                "interrupted": stopped(),
+                "interrupted": bool(signals.received),
                 "time is up": over,
             }
             *ends, due = self.executor.agree((*reasons.values(), due))
@@ -239,7 +250,7 @@ class Trainer:
             if due:
                 self._save()
                 saved = now
-            if self.iteration == 0:
+            if self._unscored():
                 self._report()
             done = self.step()
             bar.set_postfix(loss=f"{done.loss:.3f}", steps_per_s=f"{done.member_steps_per_second:.0f}")
@@ -250,7 +261,7 @@ class Trainer:
 
     @default_device_cpu()
     def step(self) -> Iteration:
-        """One outer iteration: estimate the meta-gradient, clip it, let Adam move the meta-parameters.
+        """Take one outer iteration: estimate the meta-gradient, clip it, let Adam move the meta-parameters.
 
         Raises:
             RuntimeError: an iteration before it failed, and the unrolls that this one would continue are gone.
@@ -262,9 +273,7 @@ class Trainer:
             )
         started = time.monotonic()
         jobs = self._jobs()
-        # Unrolls that continue move with the jobs: if these fail, what is left of them belongs to no iteration.
-        self._consistent = not _keeps_unrolls(jobs)
-        results = self.executor.run(jobs, self.weights.detach())
+        results = self._run(jobs)
         losses = torch.cat([result.losses for result in results])
         gradient = self.estimator.estimate(self.settings.seed, jobs, results, len(self.weights))
         norm = gradient.norm().item()
@@ -298,11 +307,40 @@ class Trainer:
             self._zeros.see(done)
         return done
 
+    def _run(self, jobs: list[Job]) -> list[JobResult]:
+        """The jobs' results; where a signal abandons them, the iterations before them are saved."""
+        keeps = _keeps_unrolls(jobs)
+        may_stop = self._interruptible is not nullcontext
+        before = self.executor.state_dict() if keeps and may_stop and self.checkpoints is not None else {}
+        # Unrolls that continue move with the jobs: if these fail, what is left of them belongs to no iteration.
+        self._consistent = not keeps
+        try:
+            with self._interruptible():
+                return self.executor.run(jobs, self.weights.detach())
+        except Stopped:
+            self.executor.abandon()
+            self._write(before)
+            raise
+
+    def _unscored(self) -> bool:
+        """True if a score is due that no run has computed, at the start or where a signal came before it."""
+        scored = any(score["iteration"] == self.iteration for score in self.scores.get("sampler", ()))
+        return self.iteration == 0 or (self._evaluates() and not scored)
+
+    def _evaluates(self) -> bool:
+        every = self.settings.evaluate_every
+        return self.evaluation is not None and self.main and every > 0 and self.iteration % every == 0
+
     def _report(self) -> None:
         """Held-out score and figures, each where it is due."""
-        evaluate, draw = self.settings.evaluate_every, self.settings.figures_every
-        if self.evaluation is not None and self.main and evaluate and self.iteration % evaluate == 0:
-            score = self.evaluation.record(self.scores, self.rule, self.averaged, self.iteration)
+        draw = self.settings.figures_every
+        if self.evaluation is not None and self._evaluates():
+            try:
+                with self._interruptible():
+                    score = self.evaluation.record(self.scores, self.rule, self.averaged, self.iteration)
+            except Stopped:
+                self._save()
+                raise
             self.stopping.look(self.scores, self.averaged)
             if self.monitor is not None:
                 self.monitor.evaluation(self.iteration, score, self.scores["baselines"])
@@ -376,5 +414,5 @@ class Trainer:
 
 
 def _keeps_unrolls(jobs: Iterable[Job]) -> bool:
-    """Whether any of the jobs is a part of an unroll that later ones continue."""
+    """True if any of the jobs is a part of an unroll that later ones continue."""
     return any(job.slot is not None for job in jobs)

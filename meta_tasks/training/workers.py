@@ -48,12 +48,15 @@ class Executor:
         """Send the decisions of the first process to every process that runs the same trainer."""
         return decisions
 
+    def abandon(self) -> None:
+        """Give up the jobs of a `run` that was broken off; the unrolls that they continued are gone."""
+
     def close(self) -> None:
         """End the processes that the executor started."""
 
 
 class SerialExecutor(Executor):
-    """One job after the other in this process."""
+    """Runs one job after the other in this process."""
 
     def __init__(self, evaluator: Evaluator) -> None:
         self.evaluator = evaluator
@@ -85,12 +88,12 @@ class RankExecutor(SerialExecutor):
 
     def run(self, jobs: Sequence[Job], weights: Tensor) -> list[JobResult]:
         failure: Exception | None = None
-        own: tuple[bool, Any]
+        answer: tuple[bool, Any]
         try:
-            own = True, super().run(jobs[self.rank :: self.size], weights)
+            answer = True, super().run(jobs[self.rank :: self.size], weights)
         except Exception as error:  # told to the other ranks first, which wait for this one's results
-            failure, own = error, (False, traceback.format_exc())
-        gathered = self._gather(own)
+            failure, answer = error, (False, traceback.format_exc())
+        gathered = self._gather(answer)
         if failure is not None:
             raise failure
         for rank, (ok, value) in enumerate(gathered):
@@ -123,17 +126,26 @@ class ProcessExecutor(Executor):
 
     def __init__(self, evaluator: Evaluator, workers: int) -> None:
         validation.integer("workers", workers)
+        self._evaluator, self._workers = evaluator, workers
+        self._connections: list[Any] = []
+        self._processes: list[Any] = []
+        self._start()
+
+    def _start(self) -> None:
+        """Start the processes, where there are none."""
+        if self._processes:
+            return
         # A fresh interpreter: a fork after the parent has used its threads can hang.
         context = torch.multiprocessing.get_context("spawn")
-        self._connections, self._processes = [], []
         # Before the interpreter's own end of its children: that is by SIGTERM, which they ignore, and waits for them.
         atexit.register(self.close)
-        for _ in range(workers):
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, evaluator, torch.get_default_dtype()), daemon=True)
+        for _ in range(self._workers):
+            ours, theirs = context.Pipe()
+            arguments = (theirs, self._evaluator, torch.get_default_dtype())
+            process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
-            there.close()
-            self._connections.append(here)
+            theirs.close()
+            self._connections.append(ours)
             self._processes.append(process)
 
     def run(self, jobs: Sequence[Job], weights: Tensor) -> list[JobResult]:
@@ -143,6 +155,7 @@ class ProcessExecutor(Executor):
         waiting = dict(enumerate(jobs))
         busy: dict[Any, int] = {}
         failure: Exception | None = None
+        self._start()
         with self._deaths_told():
             while busy or (waiting and failure is None):
                 for worker, connection in enumerate(self._connections):
@@ -151,10 +164,10 @@ class ProcessExecutor(Executor):
                         connection.send(("run", (waiting.pop(number), array)))
                         busy[connection] = number
                 ready: list[Any] = multiprocessing.connection.wait(list(busy))
-                for each in ready:
-                    number = busy.pop(each)
+                for connection in ready:
+                    number = busy.pop(connection)
                     try:
-                        results[number] = self._checked(each.recv())
+                        results[number] = self._checked(connection.recv())
                     except RuntimeError as error:  # the others' answers must not be taken for those of later jobs
                         failure = failure or error
         if failure is not None:
@@ -174,11 +187,19 @@ class ProcessExecutor(Executor):
         shares = [[job for job in jobs if self._may_run(job, worker)] for worker in workers]
         self._ask("load", [(_to_numpy(state), share) for share in shares])
 
+    def abandon(self) -> None:
+        self._end(0.0)
+        self._connections, self._processes = [], []  # `run` starts others
+
     def close(self) -> None:
+        self._end(_GOODBYE)
+
+    def _end(self, patience: float) -> None:
+        """End the processes; those that are at a job get so many seconds to finish it."""
         atexit.unregister(self.close)
         for connection in self._connections:
             connection.close()  # a worker leaves when it finds this out: at once, or after the job that it is at
-        deadline = time.monotonic() + _GOODBYE
+        deadline = time.monotonic() + patience
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
@@ -220,7 +241,7 @@ def _serve(connection: Any, evaluator: Evaluator, dtype: torch.dtype) -> None:
 
 
 def _answer(what: str, argument: Any, evaluator: Evaluator) -> tuple[bool, Any]:
-    """Whether a request succeeded, and what came of it or the traceback."""
+    """Answer a request: True and what came of it, or False and the traceback."""
     try:
         if what == "run":
             job, weights = argument
@@ -234,8 +255,8 @@ def _answer(what: str, argument: Any, evaluator: Evaluator) -> tuple[bool, Any]:
 
 
 def _to_numpy(value: Any) -> Any:
-    return mapped(value, lambda each: each.cpu().numpy() if isinstance(each, Tensor) else each)
+    return mapped(value, lambda x: x.cpu().numpy() if isinstance(x, Tensor) else x)
 
 
 def _from_numpy(value: Any) -> Any:
-    return mapped(value, lambda each: torch.from_numpy(each) if hasattr(each, "__array_interface__") else each)
+    return mapped(value, lambda x: torch.from_numpy(x) if hasattr(x, "__array_interface__") else x)

@@ -17,7 +17,7 @@ from meta_tasks.tasks.task import ImageTask, TaskConfig
 class QuadraticTask:
     """Mean loss ½·k·‖θ − c‖²/d with gradient k·(θ − c)/d; its "log-probability" of the one class is minus the loss."""
 
-    kind, batch_size, num_validation, num_held_out = "quadratic", 4, 2, 4
+    kind, batch_size, num_validation, num_held_out, signature = "quadratic", 4, 2, 4, None
 
     def __init__(self, curvature=1.0, d=5, lr=0.1, temperature=0.0, centre_seed=0):
         self.curvature, self.device = curvature, torch.device("cpu")

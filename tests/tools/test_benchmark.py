@@ -5,9 +5,9 @@ from __future__ import annotations
 import benchmark
 import pytest
 import torch
-from experiments.benchmarks import chains, memory, step, timing
-from experiments.benchmarks.samplers import SAMPLERS, step_of
+from experiments.benchmarks import memory, step, timing
 
+from learned_samplers import table
 from learned_samplers.base import matrices
 from learned_samplers.learned.native.kernel import native_library
 
@@ -20,17 +20,36 @@ def test_no_percentile_lies_below_every_measurement(times):
 
 
 @pytest.mark.parametrize("clock", ["wall", "processor"])
-def test_the_rounds_count_and_the_warm_up_does_not(clock, monkeypatch):
-    """With clocks of our own: steps of 9, 3 and 5 s by the one that is asked for; the other one stands still."""
-    durations, now = iter([9.0, 3.0, 5.0]), {"wall": 0.0, "processor": 0.0}
+def test_the_rounds_count_and_the_warm_up_does_not(clock, monkeypatch, capsys):
+    """Rounds of ten steps of 9, 3 and 5 s by the clock that is asked for; the other one stands still."""
+    durations, now = iter([9.0] * 10 + [3.0] * 10 + [5.0] * 10), {"wall": 0.0, "processor": 0.0}
     monkeypatch.setattr("time.perf_counter", lambda: now["wall"])
     monkeypatch.setattr("time.process_time", lambda: now["processor"])
 
     def one():
         now[clock] += next(durations)
 
-    options = timing.TimingOptions(clock=clock, rounds=2)
-    assert timing.interleaved({"one": one}, options, "title", warm_up=1) == {"one": [3000.0, 5000.0]}
+    options = timing.TimingOptions(clock=clock, rounds=20)
+    assert timing.milliseconds({"one": one}, options, "title") == {"one": pytest.approx(3200.0)}  # 3,000 and 5,000
+    assert "title: 1 contestants, some " in capsys.readouterr().out
+
+
+def test_a_round_holds_all_that_a_sampler_does_now_and_then(monkeypatch):
+    """Covariances are decomposed in turns: a share of the steps that is left out would make a sampler look fast."""
+    made = []
+    root = matrices.inverse_root
+    monkeypatch.setattr(matrices, "inverse_root", lambda covariance: made.append(1) or root(covariance))
+    for name in ("L2E", "WhitenedSGHMC"):
+        p = torch.nn.Parameter(torch.zeros(4, 3))
+        p.grad = torch.ones(4, 3)
+        take = timing.step_of(timing.SAMPLERS[name]([p]))
+        counts = []
+        for _ in range(3):
+            made.clear()
+            timing.seconds(take, timing.TimingOptions(), matrices.ROOT_EVERY)
+            counts.append(len(made))
+        assert counts[0] > 0
+        assert counts[1] == counts[2] > 0
 
 
 # ---------------------------------------------------------------- step
@@ -74,33 +93,6 @@ def test_every_contestant_moves_its_parameters():
     assert moved.count(False) == 1  # the draws
 
 
-def test_what_is_done_now_and_then_is_counted(monkeypatch):
-    taken = {"SGHMC": 0, "L2E": 0, "L2E, without compiled code": 0}
-    steps = {name: lambda name=name: taken.update({name: taken[name] + 1}) for name in taken}
-    monkeypatch.setattr(step, "interleaved", lambda given, *_, **__: {n: [f() or 20.0] * 4 for n, f in given.items()})
-    found = step.milliseconds(steps, 4, step.StepBenchmark(), "title")
-    assert taken == {"SGHMC": 1, "L2E": 10, "L2E, without compiled code": 10}
-    assert found == {"SGHMC": 20.0, "L2E": 2.0, "L2E, without compiled code": 2.0}
-
-
-def test_what_decomposes_covariances_now_and_then_is_timed_over_a_whole_period(monkeypatch):
-    """Of every sampler in the table: a share of its steps that is left out would make it look fast."""
-    made = []
-    root = matrices.inverse_root
-    monkeypatch.setattr(matrices, "inverse_root", lambda covariance: made.append(1) or root(covariance))
-    whitens = set()
-    for name, make in SAMPLERS.items():
-        p = torch.nn.Parameter(torch.zeros(4, 3))
-        p.grad = torch.ones(4, 3)
-        take = step_of(make([p]))
-        made.clear()
-        for _ in range(matrices.ROOT_EVERY):
-            take()
-        if made:
-            whitens.add(name)
-    assert whitens == set(step.PERIODS)
-
-
 def test_the_step_command_times_what_was_chosen(tmp_path, monkeypatch):
     monkeypatch.setattr(step, "training_steps", lambda network, device: {"SGHMC": lambda: None})
     out = tmp_path / "steps.md"
@@ -115,17 +107,27 @@ def test_the_step_command_times_what_was_chosen(tmp_path, monkeypatch):
     assert "10 million" not in out.read_text()
 
 
+def test_a_step_command_that_is_stopped_leaves_what_is_finished(tmp_path, monkeypatch):
+    out, asked = tmp_path / "steps.md", []
+
+    def milliseconds(steps, options, title, **_):
+        asked.append(title)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return dict.fromkeys(steps, 1.0)
+
+    monkeypatch.setattr(step, "milliseconds", milliseconds)
+    with pytest.raises(SystemExit, match="interrupted"):
+        benchmark.main(["step", "--samplers", "SGHMC", "--long-rounds", "0", "--out", str(out)])
+    assert "| SGHMC " in out.read_text()
+
+
 # ---------------------------------------------------------------- memory
 
 
 @pytest.mark.parametrize(
     ("name", "compiled", "most"),
-    [
-        ("L2E", True, 3.5),
-        ("L2E", False, 9.0),
-        ("L2E, network l2e", True, 3.5),
-        ("L2E, network l2e", False, 4.5),
-    ],
+    [("L2E", True, 3.5), ("L2E", False, 9.0), ("L2E, network l2e", True, 3.5), ("L2E, network l2e", False, 4.5)],
 )
 def test_a_step_of_l2e_on_one_huge_tensor_needs_little_beside_its_state(name, compiled, most):
     """In weights: the noise and the two outputs are three; torch makes the direction and adaptive features, too."""
@@ -147,10 +149,11 @@ def test_the_memory_table(tmp_path, monkeypatch):
 
 
 def test_eight_chains_and_one_network_move_and_are_compared(tmp_path):
-    x, y = torch.randn(20, chains.FEATURES), torch.randn(20)
-    for make, separate in chains.SAMPLERS.values():
-        for model in (chains.network(), chains.Chains([chains.network() for _ in range(2)], separate=separate)):
-            before, take = [p.detach().clone() for p in model.parameters()], chains.trainer(model, make, x, y)
+    x, y = torch.randn(20, step.FEATURES), torch.randn(20)
+    for name in step.SIDE_BY_SIDE:
+        separate = not table.SAMPLERS[name].stacked
+        for model in (step.network(), step.Chains([step.network() for _ in range(2)], separate=separate)):
+            before, take = [p.detach().clone() for p in model.parameters()], step.regression_step(model, name, x, y)
             for _ in range(10):
                 take()
             assert not any(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
@@ -158,4 +161,4 @@ def test_eight_chains_and_one_network_move_and_are_compared(tmp_path):
     assert "| BAOA " in (tmp_path / "x.md").read_text()
     for wrong in ({"rows": 0}, {"samplers": ("Adam",)}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            chains.ChainsBenchmark(**wrong)
+            step.ChainsBenchmark(**wrong)

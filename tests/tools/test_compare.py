@@ -133,7 +133,7 @@ def test_the_numbers_of_a_run_are_those_of_its_samples(chain):
     wanted = [metrics.pairwise_kld(single[:count]) for count in range(2, 9)]
     assert result.curves["kld"] == pytest.approx(wanted, rel=1e-4)
     start = common_start(settings, data, result.seed, independent=False)
-    assert result.modes == modes(explored(samples, data, start))
+    assert result.modes == modes(explored(samples, data, start, settings))
     assert result.ess_per_second == result.ess / result.seconds
     ends = [metrics.nll(single_probs, data.val_y) for single_probs in samples.predict_samples(data.val_x)]
     lines = result.modes["lines"]

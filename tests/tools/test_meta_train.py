@@ -15,9 +15,8 @@ from pathlib import Path
 import meta_train
 import pytest
 import torch
-from experiments.meta_training.cards import reproducing, without_infinities
 from experiments.meta_training.options import parse
-from experiments.meta_training.training import make_trainer
+from experiments.meta_training.training import make_trainer, reproducing, without_infinities
 
 from learned_samplers import L2E, MetaSGMCMC
 from learned_samplers.learned import weights
@@ -94,9 +93,29 @@ def test_ctrl_c_saves_and_exits(tmp_path):
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 0, output
+    assert "interrupted: the iteration is finished and saved; Ctrl-C again stops at once" in output
     assert "interrupted after" in output
     assert last(tmp_path)["iteration"] > 0
     assert (tmp_path / "weights.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("a worker failed:\nTraceback (most recent call last):\n  x\nDead: so"), OSError(28, "full")]
+)
+def test_what_fails_before_the_first_checkpoint_says_so_in_one_line(tmp_path, monkeypatch, error):
+    def fail(self, *_):
+        raise error
+
+    monkeypatch.setattr("meta_tasks.training.Trainer.run", fail)
+    with pytest.raises(SystemExit) as caught:
+        train(tmp_path)
+    assert str(caught.value) in ("error: a worker failed: Dead: so", "error: [Errno 28] full")
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("meta_tasks.training.Trainer.run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(SystemExit, match="interrupted within an iteration; the same command goes on"):
+        train(tmp_path)
 
 
 def test_held_out_tasks_are_run_with_the_burn_in_of_training(tmp_path):

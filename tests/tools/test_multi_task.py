@@ -8,9 +8,8 @@ import multi_task
 import numpy as np
 import pytest
 import torch
-from experiments.multi_task import comparison
+from experiments.multi_task import experiment
 from experiments.multi_task.methods import METHODS
-from experiments.multi_task.runner import Result
 
 EVERY = tuple(name for name, method in METHODS.items() if not method.separate)
 
@@ -45,18 +44,11 @@ def root(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _few_held_out(monkeypatch):
     """The sources here have too few images for 6,000 of them to be held out."""
-    plain = comparison.load_overlaid
-    monkeypatch.setattr(comparison, "load_overlaid", lambda *args, **more: plain(*args, validation=50, **more))
+    plain = experiment.load_overlaid
+    monkeypatch.setattr(experiment, "load_overlaid", lambda *args, **more: plain(*args, validation=50, **more))
 
 
 # ---------------------------------------------------------------- the command
-
-
-def read(path):
-    """A run on disk."""
-    record = json.loads(path.read_text())
-    return Result(**record["made_of"]["settings"], **record["result"])
-
 
 TINY = ["--particles", "2", "--epochs", "1", "--batch-size", "25", "--seeds", "2", "--rates", "0.02", "0.1"]
 TINY += ["--extensions", "0", "--train", "100", "--validation", "40", "--test", "30", "--device", "cpu"]
@@ -67,32 +59,28 @@ def test_the_command_on_two_data_sets(root, tmp_path, capsys):
     multi_task.main(arguments)
     printed = capsys.readouterr().out
     content = json.loads((tmp_path / "results.json").read_text())
-    assert list(content["data sets"]) == ["multi_mnist", "multi_fashion_mnist"]
-    for methods in content["data sets"].values():
-        assert tuple(methods) == EVERY
-        for name, each in methods.items():
-            assert [r["seed"] for r in each["runs"]] == [0, 1]
-            assert len({(r["lr"], r["energy"]) for r in each["runs"]}) == 1
-            assert len(each["tuning"]) == (4 if METHODS[name].repels else 2)
-            best = min(each["tuning"], key=lambda trial: trial["validation_nll"])
-            assert (best["lr"], best["energy"]) == (each["runs"][0]["lr"], each["runs"][0]["energy"])
-            assert each["scores"]["accuracy, top left"] == [100 * r["scores"]["accuracy"][0] for r in each["runs"]]
+    assert list(content["runs"]) == ["multi_mnist", "multi_fashion_mnist"]
     table = (tmp_path / "table.md").read_text()
+    for problem, methods in content["runs"].items():
+        assert tuple(methods) == EVERY
+        for name in methods:
+            of_it = [t for t in content["tuning"] if (t["problem"], t["method"]) == (problem, name)]
+            assert len(of_it) == (4 if METHODS[name].repels else 2)
+            best = min(of_it, key=lambda trial: trial["score"])
+            chosen = next(c for c in content["chosen"] if (c["problem"], c["method"]) == (problem, name))
+            assert (best["lr"], best["energy"]) == (chosen["lr"], chosen["energy"])
+            assert f"lr {best['lr']:g}, {best['energy']}: {best['score']:.4f}" in table
+    row = next(line for line in table.splitlines() if line.startswith("| multi_mnist, top left"))
+    values = [100 * run["accuracy top left"] for run in content["runs"]["multi_mnist"][EVERY[0]]]
+    assert row.split("|")[2].strip() == f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
     assert table.startswith("`python tools/multi_task.py --particles 2")
     assert all(name in table and name in printed for name in EVERY)
     assert "multi_fashion_mnist, bottom right" in table
-    trial = content["data sets"]["multi_mnist"]["MGDA"]["tuning"][0]
-    assert f"lr {trial['lr']:g}, {trial['energy']}: {trial['validation_nll']:.4f}" in table
     assert (tmp_path / "figure.png").stat().st_size > 10_000
-    # The losers of the tuning never see a test image.
-    runs = [read(path) for path in (tmp_path / "runs").iterdir()]
-    chosen = {
-        (dataset, method, each["runs"][0]["lr"], each["runs"][0]["energy"])
-        for dataset, methods in content["data sets"].items()
-        for method, each in methods.items()
-    }
-    for result in runs:
-        assert bool(result.scores) == ((result.dataset, result.method, result.lr, result.energy) in chosen)
+    # Runs that tune never see a test image.
+    for path in (tmp_path / "runs").iterdir():
+        record = json.loads(path.read_text())
+        assert ("accuracy_of_one" in record["result"]) == (not record["made_of"]["settings"]["tuning"])
     # Again, from what is on disk.
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()}
     multi_task.main(arguments)

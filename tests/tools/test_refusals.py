@@ -6,7 +6,6 @@ import compare
 import meta_train
 import numpy as np
 import pytest
-import sample
 import ship
 from experiments.bandits.experiment import BanditOptions
 from experiments.bandits.posteriors import Budget
@@ -14,8 +13,8 @@ from experiments.benchmarks.memory import MemoryBenchmark
 from experiments.benchmarks.step import StepBenchmark
 from experiments.function_space.images import MNIST, ImageProtocol
 from experiments.function_space.sine import SineProblem
-from experiments.function_space.uci_runs import UCI
-from experiments.multi_task.comparison import TaskOptions
+from experiments.function_space.uci import UCI
+from experiments.multi_task.experiment import TaskOptions
 from experiments.multi_task.methods import Settings
 from experiments.toys.bias import Bias
 from experiments.toys.regression import Regression
@@ -85,7 +84,7 @@ def not_one():
 
 OWN = f"{__file__}:"
 TEXTS = ["--dataset", "imdb", "--data", "imdb", "--length", "12", "--validation", "4", "--batch-size", "4"]
-SAMPLE = [
+GIVEN = [
     (["--lr", "-0.1"], "lr"),
     (["--sampler", "SGD", "sgd"], "sampler"),
     (["--seeds", "0"], "seeds"),
@@ -151,12 +150,21 @@ COMPARE = [
     (["--preset", "digits", "--epochs", "3"], "epochs"),
     (["--budgets", "4", "400"], "num_samples"),
     (["--validation", "0"], "validation"),
+    (["--tune-budget", "0"], "tune_budget"),
+    (["--jobs", "0"], "jobs"),
+    (["--minutes", "-1"], "minutes"),
+    (["--state-minutes", "0"], "state_minutes"),
+    (["--half", "left"], "half"),
+    (["--sampler", "L2E, T = 0"], "sampler"),
+    (["--lines", "0"], "lines"),
 ]
-ROWS = [*((sample, *row) for row in SAMPLE), *((compare, *row) for row in COMPARE)]
+ROWS = [*((True, *row) for row in GIVEN), *((False, *row) for row in COMPARE)]
 
 
-@pytest.mark.parametrize(("tool", "arguments", "named"), ROWS)
-def test_wrong_options_are_named_before_anything_is_trained(tmp_path, monkeypatch, capsys, tool, arguments, named):
+@pytest.mark.parametrize(("given_settings", "arguments", "named"), ROWS)
+def test_wrong_options_are_named_before_anything_is_trained(
+    tmp_path, monkeypatch, capsys, given_settings, arguments, named
+):
     monkeypatch.chdir(tmp_path)
     x, y = np.zeros((60, 3), np.float32), np.arange(60) % 3
     for name, targets in {"TABLE": y, "FLOATS": y + 0.5}.items():
@@ -169,10 +177,11 @@ def test_wrong_options_are_named_before_anything_is_trained(tmp_path, monkeypatc
         (tmp_path / "imdb").mkdir()
         write_archive(tmp_path / "imdb")
     own = [] if {"--dataset", "--preset", "--model"} & {*arguments} else ["--model", "mlp"]
-    own += [] if tool is sample or "--sampler" in arguments else ["--sampler", "SGHMC", "SGD"]
+    own += ["--given-settings"] if given_settings else []
+    own += [] if "--sampler" in arguments else ["--sampler", "SGHMC", "SGD"]
     given = [each.replace("TABLE", "TABLE.npz").replace("FLOATS", "FLOATS.npz") for each in arguments]
     with pytest.raises(SystemExit) as caught:
-        tool.main([*own, *given, "--out", "out"])
+        compare.main([*own, *given, "--out", "out"])
     assert caught.value.code
     assert named.replace("_", "") in f"{caught.value.code} {capsys.readouterr().err}".replace("_", "").replace("-", "")
     assert not (tmp_path / "out").exists()

@@ -1,9 +1,9 @@
-"""sample.py and compare.py on texts in the format of IMDB's archive."""
+"""compare.py on texts in the format of IMDB's archive."""
 
 import json
 
+import compare
 import pytest
-import sample
 import torch
 from torch import nn
 
@@ -11,18 +11,30 @@ from learned_samplers import PosteriorSamples
 from tests.meta_tasks.datasets.imdb_archive import write_archive
 
 TINY = ["--dataset", "imdb", "--length", "12", "--validation", "4", "--batch-size", "4", "--width", "8"]
-RUN = ["--steps", "8", "--num-samples", "2", "--burn-in", "0.5", "--seeds", "1", "--sampler", "SGHMC", "SGD"]
+RUN = [
+    "--steps",
+    "8",
+    "--num-samples",
+    "2",
+    "--burn-in",
+    "0.5",
+    "--seeds",
+    "1",
+    "--sampler",
+    "SGHMC",
+    "SGD",
+    "--given-settings",
+]
 
 
 @pytest.mark.parametrize("model", ["cnn_lstm", "transformer"])
-def test_sample_runs_on_texts(tmp_path, capsys, model):
+def test_methods_run_on_texts(tmp_path, capsys, model):
     write_archive(tmp_path)
     command = [*TINY, *RUN, "--model", model, "--data", str(tmp_path), "--out", str(tmp_path / "out")]
-    sample.main(command)
+    compare.main(command)
     shown = capsys.readouterr().out
     assert "imdb: 8 training, 4 validation, 4 test examples of 12, 2 classes" in shown
-    assert "out of distribution: none" in shown
-    methods = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
+    methods = json.loads((tmp_path / "out" / "results.json").read_text())["budgets"]["8"]["methods"]
     assert [run["num_samples"] for method in methods.values() for run in method["runs"]] == [2, 1]
     assert all(0 <= method["mean"]["accuracy"] <= 1 and method["mean"]["nll"] > 0 for method in methods.values())
 
@@ -37,7 +49,7 @@ def test_a_network_of_ones_own_learns_the_size_of_the_vocabulary(tmp_path):
         "    return nn.Sequential(nn.Embedding(vocabulary, 3), nn.Flatten(), nn.Linear(3 * length, outputs))\n"
     )
     command = [*TINY[:-2], *RUN, "--vocabulary", "9", "--model", f"{file}:network"]
-    sample.main([*command, "--data", str(tmp_path), "--out", str(tmp_path / "out")])
-    (weights,) = (tmp_path / "out" / "samples").glob("SGD_*.safetensors")
+    compare.main([*command, "--data", str(tmp_path), "--out", str(tmp_path / "out")])
+    (weights,) = (tmp_path / "out" / "steps_8" / "samples").glob("SGD_*.safetensors")
     samples = PosteriorSamples.load(weights, nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(36, 2)))
     assert samples.predict(torch.ones(2, 12, dtype=torch.int64)).shape == (2, 2)

@@ -8,8 +8,7 @@ import shlex
 import pytest
 import torch
 from experiments.toys import bias, regression
-from experiments.toys.learning_coefficient import Coefficients
-from experiments.toys.regression import RANGES, Regression, Runs, summary, training_data
+from experiments.toys.regression import RANGES, GapRegression, Regression
 from toy import main
 
 
@@ -46,22 +45,6 @@ def test_a_simulated_bias_agrees_with_the_exact_one():
         bias.exact(bias.maker("PSGLD"), options)
 
 
-def test_the_coefficients_of_deep_linear_networks_against_the_closed_form(tmp_path, capsys):
-    main(["coefficient", "--budgets", "40", "160", "--networks", "1", "--out", str(tmp_path)])
-    rows = json.loads((tmp_path / "results.json").read_text())["estimates"]
-    errors = {
-        (row["sampler"], row["lr"], row["gradients"]): row["estimates"][0] / row["known"][0] - 1
-        for row in rows
-        if row["estimates"][0] is not None
-    }
-    assert errors["BAOA", 1.0, 40] < -0.3  # far too few gradients: the chains still spread
-    assert abs(errors["BAOA", 1.0, 160]) < 0.25
-    assert "devinterp" in (tmp_path / "table.md").read_text()
-    assert "of 1 settled" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"budgets.*\(3,\)"):
-        Coefficients(budgets=(3,))
-
-
 # ---------------------------------------------------------------- one dimension
 
 SMALL = shlex.split(
@@ -70,43 +53,31 @@ SMALL = shlex.split(
 )
 
 
-def test_data_lie_on_the_intervals_by_their_length_and_the_loss_is_their_likelihood():
-    x, y = training_data(Regression(num_data=700))
-    assert x.shape == y.shape == (700, 1)
-    assert [int(((x >= low) & (x <= high)).sum()) for low, high in RANGES] == [400, 300]
-    assert (y - x.sin()).std().item() == pytest.approx(0.1, rel=0.1)
-    runs, model = Runs(Regression(num_data=50, batch_size=10)), torch.nn.Linear(1, 1)
+def test_the_loss_is_the_likelihood():
+    runs, model = GapRegression(Regression(num_data=50, batch_size=10)), torch.nn.Linear(1, 1)
+    assert [int(((runs.x >= low) & (runs.x <= high)).sum()) for low, high in RANGES] == [29, 21]
     expected = -torch.distributions.Normal(model(runs.x), 0.1).log_prob(runs.y).mean()
     constant = torch.tensor(0.1 * (2 * torch.pi) ** 0.5).log()
     torch.testing.assert_close(runs.loss(model, runs.x, runs.y) + constant, expected)
 
 
-def test_summary_measures_spread_by_region():
-    grid = torch.linspace(-7, 6, 261)[:, None]
-    offsets = torch.tensor([-1.0, 1.0])[:, None]
-    inside_gap = (grid[:, 0].abs() < 1).float()
-    row = summary({"a": grid[:, 0].sin() + offsets * inside_gap}, grid, {"a": 3.0})["a"]
-    assert row["std_gap"] == pytest.approx(2**0.5)
-    assert row["std_outside"] == 0
-    assert row["rmse_data"] == pytest.approx(0, abs=1e-6)
-
-
 def test_the_regression_writes_a_figure_and_numbers(tmp_path, capsys, monkeypatch):
     main([*SMALL, "--out", str(tmp_path)])
     content = json.loads((tmp_path / "results.json").read_text())
-    assert list(content["methods"]) == ["HMC", "L2E", "AdaptedSGHMC(warmup=L2E)", "SGHMC", "deep ensemble"]
-    assert all(row["std_gap"] > 0 for row in content["methods"].values())
+    methods = content["runs"]["regression"]
+    assert list(methods) == ["HMC", "L2E", "AdaptedSGHMC(warmup=L2E)", "SGHMC", "deep ensemble"]
+    assert all(run["deviation in the gap"] > 0 for (run,) in methods.values())
     assert "--hidden 8" in content["command"]
-    assert (tmp_path / "regression.png").stat().st_size > 10_000
-    assert "std_gap" in capsys.readouterr().out
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert "σ in the gap" in capsys.readouterr().out
     # Numbers that are no JSON are not written.
-    monkeypatch.setattr(regression, "summary", lambda *_: {"HMC": {"std_data": float("nan")}})
+    monkeypatch.setattr(regression, "deviations", lambda *_: {"deviation in the gap": float("nan")})
     with pytest.raises(SystemExit, match=r"error: .*JSON"):
         main([*SMALL, "--out", str(tmp_path / "other")])
     assert not (tmp_path / "other" / "results.json").exists()
 
 
 def test_unknown_weights_are_refused_before_anything_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(Runs, "hmc", lambda *_: pytest.fail("HMC has run"))
+    monkeypatch.setattr(GapRegression, "hmc", lambda *_: pytest.fail("HMC has run"))
     with pytest.raises(SystemExit, match="nonsense"):
         main([*SMALL, "--network", "nonsense", "--out", str(tmp_path)])

@@ -25,9 +25,8 @@ def refuse(sampler: Any) -> None:
         )
 
 
-def dispatch_mode_is_active() -> bool:
-    """Whether a ``TorchDispatchMode`` intercepts operations, in which some raise no version of what they write."""
-    return bool(torch._C._len_torch_dispatch_stack())
+#: Number of active ``TorchDispatchMode``s, in which some operations raise no version of what they write.
+dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 class Attempt:
@@ -44,7 +43,7 @@ class Attempt:
     def begins_update(self, evaluation: Any = None) -> None:
         """Remember which tensors there are, and the version of each: all that is left is the update."""
         sampler, self.evaluation = self.sampler, evaluation
-        states = [sampler.state, *(optimizer.state for optimizer in sampler.inner_optimizers())]
+        states = [sampler.state, *[optimizer.state for optimizer in sampler.inner_optimizers()]]
         self.states = [(state, {p: tensors.copy() for p, tensors in state.items()}) for state in states]
         self.params = [p for group in sampler.param_groups for p in group["params"]]
         self.versions = self._versions()
@@ -55,7 +54,7 @@ class Attempt:
         None where they cannot be known: in other processes, of tensors made in ``torch.inference_mode``, and while a
         dispatch mode is active (``FlopCounterMode``, profilers), in which some operations raise no version.
         """
-        if self.sampler.mesh is not None or dispatch_mode_is_active():
+        if self.sampler.mesh is not None or dispatch_modes():
             return None
         kept = [tensors for _, before in self.states or () for tensors in before.values()]
         tensors = [x for state in kept for x in state.values() if isinstance(x, Tensor)]

@@ -100,7 +100,9 @@ class CompiledChain:
     ):
         self.parameter, self.gradient, self.averages = parameter, gradient, averages
         self.named, self.segments, self.total_steps = named, segments, total_steps
-        self.lr, self.num_data, self.time = float(lr), float(num_data), step + 1
+        # Only the context has them; without one they may be tensors with a row for each member.
+        self.lr, self.num_data = (float(lr), float(num_data)) if named.context else (lr, num_data)
+        self.time = step + 1
         members = prod(parameter.shape[:-1])
         if isinstance(averages, Tensor):
             d = segments.total

@@ -21,14 +21,12 @@ def quadratic(theta, curvatures, centre):
     return (0.5 * curvatures * (theta - centre) ** 2).sum()
 
 
-@pytest.mark.parametrize(("temperature", "prior", "rescale"), [(1.0, 0.0, True), (0.3, 50.0, True), (1.0, 20.0, False)])
-def test_fixed_point_on_a_quadratic(temperature, prior, rescale):
+@pytest.mark.parametrize(("temperature", "prior"), [(1.0, 0.0), (0.3, 50.0)])
+def test_fixed_point_on_a_quadratic(temperature, prior):
     """Mean at the optimum of the energy and variance T/(N(h+δ)), h the curvature: the exact Gaussian."""
     curvatures = torch.tensor([0.3, 1.0, 4.0]).repeat(400)
     theta = torch.zeros(1200, requires_grad=True)
-    sampler = IVON(
-        [theta], 0.1, N, temperature=temperature, prior_precision=prior, betas=(0.9, 0.999), rescale_lr=rescale
-    )
+    sampler = IVON([theta], 0.1, N, temperature=temperature, prior_precision=prior, betas=(0.9, 0.999))
     total, variance = torch.zeros(1200), torch.zeros(1200)
     for step in range(6000):
         with sampler.sampled_params():
@@ -48,7 +46,7 @@ def test_fixed_point_on_a_quadratic(temperature, prior, rescale):
         assert hessian.mean() == pytest.approx(k, rel=0.03)
 
 
-RULE = dict(lr=0.2, num_data=50.0, prior_precision=10.0, hess_init=0.7, clip_radius=None, rescale_lr=True)
+RULE = dict(lr=0.2, num_data=50.0, prior_precision=10.0, hess_init=0.7)
 
 
 def test_the_rule_is_the_papers():
@@ -76,12 +74,17 @@ def test_the_precision_stays_positive_whatever_curvature_is_measured(estimate):
         assert (h + 1.0 / 50 > 0).all()
 
 
-def test_the_clip_radius_bounds_the_step():
+def test_a_state_of_settings_that_are_gone_loads_where_they_were_off():
     model = small_network()
-    sampler = IVON(model.parameters(), 0.5, N, clip_radius=1e-3, rescale_lr=False)
-    before = flat(model)
-    sampler.step(closure_for(model, sampler))
-    assert (flat(model) - before).abs().max() == pytest.approx(0.5e-3, rel=1e-3)
+    sampler = IVON(model.parameters(), 0.1, N)
+    state = sampler.state_dict()
+    state["param_groups"][0] |= {"clip_radius": None, "rescale_lr": True}
+    sampler.load_state_dict(state)
+    for settings in ({"clip_radius": 1.0}, {"rescale_lr": False}):
+        state["param_groups"][0] |= settings
+        with pytest.raises(ValueError, match="clip_radius"):
+            sampler.load_state_dict(state)
+        state["param_groups"][0] |= {"clip_radius": None, "rescale_lr": True}
 
 
 # ---------------------------------------------------------------- draws
@@ -208,7 +211,7 @@ def constant_step(sampler, params):
 def test_a_parameter_that_joins_late_begins_as_a_new_one():
     """Its average is corrected for its own steps: without that the first would be ten times too short (1 − β₁)."""
     first, late = (torch.ones(1, requires_grad=True) for _ in range(2))
-    sampler = IVON([first], 0.1, N, rescale_lr=False, hess_init=1.0, betas=(0.9, 1 - 1e-9))
+    sampler = IVON([first], 0.1, N, hess_init=1.0, betas=(0.9, 1 - 1e-9))
     for _ in range(50):
         constant_step(sampler, [first])
     sampler.add_param_group({"params": [late]})

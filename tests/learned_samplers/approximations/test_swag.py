@@ -60,6 +60,28 @@ def test_the_draws_have_the_moments_of_the_formula():
     assert torch.allclose(draws_of(model, swag, 1, scale=0.0)[0], states.mean(0))
 
 
+def test_a_draw_that_fails_leaves_the_weights_as_they_were(monkeypatch):
+    """The second parameter's noise cannot be drawn, when the first has been written."""
+    model = small_network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    swag = SWAG(model, optimizer)
+    for _ in range(4):
+        optimizer.step(closure_for(model, optimizer))
+    before, normal, calls = flat(model), swag._normal, []
+
+    def short_of_memory(like, shape):
+        calls.append(shape)
+        if len(calls) == 3:
+            assert not torch.equal(flat(model), before)
+            raise MemoryError
+        return normal(like, shape)
+
+    monkeypatch.setattr(swag, "_normal", short_of_memory)
+    with pytest.raises(MemoryError):
+        SampleCollection.from_draws(model, swag.sampled_params, 3)
+    assert torch.equal(flat(model), before)
+
+
 def test_burn_in_and_thinning_choose_the_states():
     states = torch.arange(1.0, 13.0)[:, None].expand(12, 3)
     model, swag = walked(states, burn_in=4, thinning=2)

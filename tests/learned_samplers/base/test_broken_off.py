@@ -22,7 +22,7 @@ from tests.learned_samplers.particles.particle_problems import energies, paramet
 @pytest.fixture
 def versions_are_raised(monkeypatch):
     """`FailsAt` raises the versions that torch forgets beneath a mode, so that they may be relied on."""
-    monkeypatch.setattr(broken_off, "dispatch_mode_is_active", lambda: False)
+    monkeypatch.setattr(broken_off, "dispatch_modes", lambda: 0)
 
 
 class OutOfMemory(BaseException):

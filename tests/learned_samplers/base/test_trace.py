@@ -13,7 +13,7 @@ def sampler_of(dtype=torch.float32, **settings):
     """One in the middle of a chain, with gradients for its next step."""
     params = [torch.randn(shape).to(dtype).requires_grad_() for shape in ((4, 3), (4,))]
     sampler = SGHMC(params, 0.01, 100, **settings)
-    for _ in range(8):
+    for _ in range(101):  # after a hundred steps nobody watches for outside changes any more
         for p in params:
             p.grad = torch.randn_like(p)
         sampler.step()

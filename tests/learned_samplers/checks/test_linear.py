@@ -1,4 +1,4 @@
-"""What `check_sampler` reads of a step as a linear map, and what it simulates."""
+"""Steps that `check_sampler` reads as linear maps, and steps that it simulates."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def test_a_momentum_outside_of_the_state_is_simulated_and_found_right():
     report = check_sampler(HiddenMomentum, **settings)
     assert not report.linear
     assert (report.verdict, report.passed) == ("O(h)", True), report
-    known = check_sampler(lambda p: SGHMC(p, 0.1, N), **settings)
-    assert known.linear
-    for found, expected in zip(report.results, known.results, strict=True):
-        assert found.measured_variance == pytest.approx(expected.expected_variance, rel=0.03)
+    reference = check_sampler(lambda p: SGHMC(p, 0.1, N), **settings)
+    assert reference.linear
+    for measured, expected in zip(report.results, reference.results, strict=True):
+        assert measured.measured_variance == pytest.approx(expected.expected_variance, rel=0.03)
 
 
 def test_a_planted_fault_beside_a_hidden_momentum_is_found():

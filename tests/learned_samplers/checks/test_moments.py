@@ -1,4 +1,4 @@
-"""What variances alone do not say: chains that hardly move, noise that is not normal, kept or shared."""
+"""Faults that variances alone do not show: chains that hardly move, noise that is not normal, kept or shared."""
 
 from __future__ import annotations
 
@@ -91,16 +91,16 @@ def test_what_is_remembered_is_the_share_of_the_first_variance():
 
 def test_two_noises_of_one_draw_are_not_taken_for_one():
     apart, at_once = changed(TwoNoises, at_once=False), TwoNoises
-    known = read_linear_step(apart, 1.0)
-    assert known is not None
-    assert known.noise.shape == (1, 2)
+    separate = read_linear_step(apart, 1.0)
+    assert separate is not None
+    assert separate.noise.shape == (1, 2)
     assert read_linear_step(at_once, 1.0) is None
     settings = dict(coordinates=2000, stiffness=(0.2, 0.5), steps=300)
     report = check_sampler(at_once, **settings)
     assert not report.linear
     assert report.passed, report
-    for found, expected in zip(report.results, check_sampler(apart, **settings).results, strict=True):
-        assert found.measured_variance == pytest.approx(expected.expected_variance, rel=0.02)
+    for measured, expected in zip(report.results, check_sampler(apart, **settings).results, strict=True):
+        assert measured.measured_variance == pytest.approx(expected.expected_variance, rel=0.02)
 
 
 def test_a_noise_that_is_kept_outside_of_the_state_is_not_read():
@@ -124,7 +124,7 @@ NOT_NORMAL = {
 
 @pytest.mark.parametrize("name", NOT_NORMAL)
 def test_noise_that_is_not_normal_is_never_exact(name):
-    """Its sums are normal where steps are small: the law is wrong by O(h), and no variance says so."""
+    """Sums of such noise are normal where steps are small: the law is wrong by O(h), and no variance says so."""
     settings = dict(stiffness=(0.5, 1.0), coordinates=2000, steps=300)
     report = check_sampler(changed(Drawn, made=staticmethod(NOT_NORMAL[name])), **settings)
     assert max(abs(r.bias) for r in report.results) < 0.05
@@ -147,11 +147,11 @@ def test_the_kurtosis_of_normal_numbers_is_three_within_its_error(size, steps, k
     for variance in (1.0, 9.0):  # which may change in time
         off = []
         for _ in range(50):
-            x, found = torch.randn(size), Kurtosis(torch.zeros(size))
+            x, kurtosis = torch.randn(size), Kurtosis(torch.zeros(size))
             for t in range(steps):
                 x = keep * x + math.sqrt(1 - keep**2) * torch.randn(size)
-                found.see(x * variance ** (t % 2) + 5.0)
-            value, error = found.result()
+                kurtosis.see(x * variance ** (t % 2) + 5.0)
+            value, error = kurtosis.result()
             off.append((value - 3) / max(error, 1e-3))
         assert max(map(abs, off)) < 6
         assert abs(sum(off)) / 50 < 1

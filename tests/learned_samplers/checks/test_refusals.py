@@ -1,6 +1,8 @@
-"""What `check_sampler` and `suggest_lr` refuse: an error of its class that names the argument or the sampler."""
+"""Refusals of `check_sampler` and `suggest_lr`: an error of its class that names the argument or the sampler."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,9 +10,14 @@ from torch import nn
 
 from learned_samplers import HMC, MCLMC, PSGLD, SGHMC, SGLD, CyclicalSGMCMC, check_sampler, suggest_lr
 from learned_samplers.approximations import IVON
+from learned_samplers.checks.law import Law
+from learned_samplers.checks.targets import Kernel, gaussian
 from learned_samplers.particles import SVGD
 from tests.harness import small_data, small_network
 from tests.learned_samplers.checks.own_samplers import Langevin, N, Own, bent
+
+KERNEL = Kernel("mine", lambda energy, start, lr, seed: lambda: start)
+HUGE = 10**30  # which no number of torch can hold
 
 
 def sgld(p):
@@ -42,9 +49,17 @@ class Never(bent(Langevin)):
         (lambda p: SVGD(p, 0.1), {}, ValueError, "SVGD"),
         (lambda p: SGLD(p, 0.1, N, temperature=0), {}, ValueError, "temperature"),
         (sgld, {"tolerance": 0}, ValueError, "tolerance"),
+        *((sgld, {"seed": x}, TypeError, "seed") for x in ("x", None, 2.5, True)),
+        *((sgld, {"seed": x}, ValueError, "seed") for x in (-1, HUGE)),
+        *((sgld, {name: HUGE}, ValueError, name) for name in ("steps", "coordinates", "num_data", "prior_precision")),
+        *((sgld, {"prior_precision": x}, ValueError, "prior_precision") for x in (-1, float("nan"))),
+        (sgld, {"num_data": -1}, ValueError, "num_data"),
+        *((sgld, {"per_chain": x}, ValueError, "per_chain") for x in ("x", 1)),
+        *((sgld, {"dtype": x}, TypeError, "dtype") for x in ("float32", torch.int64, torch.complex64, None)),
         (sgld, {"refinement": 1}, ValueError, "refinement"),
         (sgld, {"gradient_noise": -1}, ValueError, "gradient_noise"),
-        (sgld, {"curvature": [0.0]}, ValueError, "curvature"),
+        *((sgld, {"curvature": [0.1, x]}, ValueError, r"curvature\[1\]") for x in (0.0, HUGE, float("inf"))),
+        *((sgld, {"stiffness": [x]}, TypeError, r"stiffness\[0\]") for x in ("x", True)),
         (sgld, {"stiffness": ()}, ValueError, "stiffness"),
         (sgld, {"stiffness": (5e-7, 0.5)}, ValueError, "stiffness 5e-07.*steps="),  # before any is run
         (sgld, {"stiffness": torch.tensor([0.1, 0.2])}, TypeError, "stiffness.*Tensor"),
@@ -81,6 +96,12 @@ def test_check_sampler(factory, arguments, error, named):
         ({"sampler": lambda p: CyclicalSGMCMC(p, lr=0.1, num_data=N, cycle_length=10)}, ValueError, "CyclicalSGMCMC"),
         ({"sampler": lambda p: torch.optim.SGD(p, 0.1)}, ValueError, "num_data"),
         ({"sampler": lambda p: SGLD(p, 0.1, N, temperature=0.0)}, ValueError, "temperature"),
+        *(({"seed": x}, TypeError, "seed") for x in ("x", None, 2.5, True)),
+        *(({"seed": x}, ValueError, "seed") for x in (-1, HUGE)),
+        *(({name: HUGE}, ValueError, name) for name in ("iterations", "batch_size", "chunk_size")),
+        ({"model": "net"}, TypeError, "model"),
+        ({"loss": "mean"}, TypeError, "loss"),
+        ({"batch_size": 4, "allowed_heat": 1e-12}, ValueError, "SGLD has .* a heat above 0% at every lr"),
         ({"allowed_bias": 0.0}, ValueError, "allowed_bias"),
         ({"iterations": 0}, ValueError, "iterations"),
         ({"batch_size": 0}, ValueError, "batch_size"),
@@ -97,9 +118,54 @@ def test_check_sampler(factory, arguments, error, named):
     ],
 )
 def test_suggest_lr(settings, error, named):
-    given = dict(model=small_network(), loss=nn.functional.cross_entropy, data=small_data(), sampler=sgld)
+    arguments = dict(model=small_network(), loss=nn.functional.cross_entropy, data=small_data(), sampler=sgld)
     with pytest.raises(error, match=named):
-        suggest_lr(**{**given, **settings})
+        suggest_lr(**{**arguments, **settings})
+
+
+NORMAL = gaussian((1.0,))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "settings", "error", "named"),
+    [
+        (sgld, {"order": "O(1)"}, ValueError, "order"),
+        (sgld, {"seconds": 0}, ValueError, "seconds"),
+        (sgld, {"seed": "x"}, TypeError, "seed"),
+        (sgld, {"lr": 0.1}, ValueError, "lr is for kernels"),
+        (sgld, {"target": "normal"}, TypeError, "target.*str"),
+        (sgld, {"target": NORMAL, "lr": 0.1}, ValueError, "lr is for kernels"),
+        (sgld, {"target": NORMAL, "steps": 1}, ValueError, "steps"),
+        (sgld, {"target": NORMAL, "chains": 1}, ValueError, "chains"),
+        (sgld, {"target": NORMAL, "num_data": 0}, ValueError, "num_data"),
+        (sgld, {"target": NORMAL, "coordinates": 5}, TypeError, "coordinates"),
+        (KERNEL, {}, ValueError, "lr must be given for the kernel mine"),
+        (KERNEL, {"lr": 0}, ValueError, "lr"),
+        (torch.optim.SGD, {}, TypeError, r"sampler must be a function .* lambda params: SGD\(params"),
+        (lambda p: SVGD(p, 0.1), {}, ValueError, "law.holds cannot check SVGD"),
+        (lambda p: MCLMC(p, 0.1, N), {"target": NORMAL}, ValueError, "law.holds cannot check MCLMC"),
+        (3, {}, TypeError, "sampler must make a sampler"),
+    ],
+)
+def test_law(sampler, settings, error, named):
+    with pytest.raises(error, match=named):
+        Law().holds(sampler, **settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "named"),
+    [
+        ({"energy": 3}, TypeError, "energy"),
+        ({"start": torch.zeros(3)}, TypeError, "start"),
+        ({"moments": {}}, ValueError, "moments"),
+        ({"moments": [1.0]}, ValueError, "moments"),
+        ({"moments": {"x": (1.0, 1.0)}}, TypeError, r"moments\['x'\]\[0\]"),
+        ({"moments": {"x": (torch.sum, float("nan"))}}, ValueError, r"moments\['x'\]\[1\]"),
+    ],
+)
+def test_targets(changes, error, named):
+    with pytest.raises(error, match=named):
+        replace(NORMAL, **changes)
 
 
 @pytest.mark.parametrize("error", [TypeError, RuntimeError])

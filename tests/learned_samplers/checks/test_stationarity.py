@@ -82,7 +82,7 @@ def test_hmc_has_the_target_variance_at_any_step_size(lr, temperature):
 @pytest.mark.parametrize(("temperature", "noise"), [(1.0, 0.0), (0.1, 0.0), (1.0, 30.0)])
 @pytest.mark.parametrize("lr", [10.0, 100.0])
 def test_psgld_with_a_constant_preconditioner_is_sgld(lr, temperature, noise):
-    """Where eps outweighs the gradients, G = 1/eps and the closed form is SGLD's at lr/eps."""
+    """If eps outweighs the gradients, G = 1/eps and the closed form is SGLD's at lr/eps."""
     eps = 1e3
 
     settings = dict(
@@ -180,9 +180,9 @@ IN_PSGLD = dict(curvature=(100.0,), steps=500, refinement=4)
     ],
 )
 def test_planted_faults_are_found(cls, fault, arguments, settings):
-    given = {"lr": 0.1, "num_data": N, "temperature": 0.1, **arguments}
-    assert check_sampler(lambda p: cls(p, **given), **settings)
-    assert not check_sampler(lambda p: faulty(cls, fault)(p, **given), **settings)
+    keywords = {"lr": 0.1, "num_data": N, "temperature": 0.1, **arguments}
+    assert check_sampler(lambda p: cls(p, **keywords), **settings)
+    assert not check_sampler(lambda p: faulty(cls, fault)(p, **keywords), **settings)
 
 
 class _AlwaysAccepts(HMC):

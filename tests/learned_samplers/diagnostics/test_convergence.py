@@ -122,3 +122,15 @@ def test_draws_in_every_form():
         np.testing.assert_array_equal(diagnostics.ess(form), expected)
     functions = chains[0].predict_samples(torch.randn(6, 4))[None]
     assert diagnostics.chainwise_rhat(functions).shape == (1, 6, 3)
+
+
+def test_chains_of_unequal_length_are_compared_by_their_last_draws():
+    draws = np.random.default_rng(0).normal(size=(3, 40, 2))
+    ragged = [draws[0], torch.from_numpy(draws[1, 10:]), draws[2, 4:]]
+    np.testing.assert_array_equal(diagnostics.split_rhat(ragged), diagnostics.split_rhat(draws[:, 10:]))
+    model = nn.Linear(1, 1)
+    states = [[{"weight": torch.tensor([[a]]), "bias": torch.tensor([b])} for a, b in chain] for chain in draws]
+    chains = [SampleCollection.from_samples(model, states[0]), SampleCollection.from_samples(model, states[1][10:])]
+    expected = diagnostics.split_rhat(draws[:2, 10:])
+    for collections in (chains, SampleCollection.merge(chains)):
+        np.testing.assert_allclose(diagnostics.split_rhat(collections), expected, rtol=1e-5)

@@ -91,3 +91,9 @@ def test_the_loss_gets_the_weights_in_their_shapes_and_at_least_in_float32():
     diagnostics.loss_lines(pair, lambda state: seen.append(state) or 0.0, num_points=3)
     assert len(seen) == 3
     assert all(state["a"].dtype == torch.float32 and state["a"].shape == (4, 3) for state in seen)
+
+
+def test_arrays_have_the_cosines_of_tensors():
+    rows = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    expected = diagnostics.cosine_similarity(rows, origin=torch.ones(4))
+    np.testing.assert_allclose(diagnostics.cosine_similarity(rows.numpy(), origin=np.ones(4)), expected, rtol=1e-6)

@@ -203,3 +203,39 @@ def test_minibatches_are_scored_apart_from_those_of_the_steps():
     full = 0.5 * (x @ states.mT - y).square().mean((1, 2))
     expected = 500 / math.log(500) * (full.mean().item() - found.initial_loss)
     assert found.value == pytest.approx(expected, abs=0.05)
+
+
+def test_numbers_of_numpy_are_numbers():
+    model, data = nn.Linear(3, 1).double(), (whitened(20, 3), torch.zeros(20, 1, dtype=torch.float64))
+    options = {"num_chains": 2, "burn_in": 2, "steps": 5, "batch_size": 8, "seed": 3}
+    numbers = {name: np.int64(value) for name, value in options.items()}
+    first, second = (
+        local_learning_coefficient(model, squared, data, lr=0.01, **settings) for settings in (options, numbers)
+    )
+    assert first.chains == second.chains
+
+
+class Square(nn.Module):
+    """w²·x, whose squared error from 0 is w⁴ at x = 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return self.w**2 * x
+
+
+def test_a_loss_of_fourth_order_needs_a_learning_rate_and_has_a_quarter():
+    """w⁴ has no curvature at 0, from which a rate could follow."""
+
+    def coefficient(**options):
+        data = torch.ones(8, 1), torch.zeros(8, 1)
+        loss = nn.functional.mse_loss
+        return local_learning_coefficient(Square(), loss, data, num_data=1e4, localization=1.0, **options)
+
+    with pytest.raises(ValueError, match=r"no positive curvature.*give lr="):
+        coefficient(steps=2)
+    result = coefficient(lr=1.0, num_chains=2, steps=2000, sampler=BAOA)
+    assert float(result) == pytest.approx(0.25, rel=0.15)
+    assert result.settled

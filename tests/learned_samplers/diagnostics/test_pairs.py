@@ -106,3 +106,9 @@ def test_some_lines_stand_for_all():
     assert [pair in few.lines.pairs for pair in few.pairs] == (~np.isnan(few.barrier)).tolist()
     assert len(few.lines.pairs) == 2
     assert len(few.kl) == 3
+
+
+def test_it_prints_as_one_line():
+    result = diagnostics.exploration(collected(Product(2, 1), Product(-2, -1), Product(3, 1)), X, LABELS, max_lines=2)
+    assert repr(result).startswith("Exploration of 3 pairs, 2 of them with lines; medians: cosine ")
+    assert len(repr(result)) < 200

@@ -26,6 +26,11 @@ def lines(samples=PAIR, loss=double_well, **options):
     return diagnostics.loss_lines(samples, loss, **options)
 
 
+def unequal():
+    """Chains of 4 and 5 samples, of different networks."""
+    return [SampleCollection.from_samples(net, [net.state_dict()] * k) for k in (4, 5) for net in [nn.Linear(k, 1)]]
+
+
 def loss(labels=LABELS, **options):
     return diagnostics.network_loss(collection(ensemble(lambda: nn.Linear(4, 2))), X, labels, **options)
 
@@ -53,12 +58,18 @@ def coefficient(**options):
         (lambda: diagnostics.split_rhat(DRAWS[:1]), ValueError, "draws.*1"),
         (lambda: diagnostics.chainwise_rhat(DRAWS, 1), ValueError, "num_splits.*1"),
         (lambda: diagnostics.chainwise_rhat(DRAWS, 3), ValueError, "draws.*12.*10"),
+        (lambda: diagnostics.split_rhat(unequal()), ValueError, r"draws\[1\]"),
+        (lambda: diagnostics.cosine_similarity(3), TypeError, "samples.*int"),
+        (lambda: cosine(torch.ones(2), 3), TypeError, r"samples\[1\].*int"),
+        (lambda: cosine(at(1, 2), torch.ones(2)), TypeError, r"samples\[1\].*Tensor"),
+        (lambda: diagnostics.cosine_similarity(PAIR, origin=torch.ones(2)), TypeError, "origin.*Tensor"),
         (lambda: cosine(torch.ones(2), torch.zeros(2)), ValueError, r"samples\[1\]"),
         (lambda: cosine(torch.ones(2), torch.ones(3)), ValueError, r"samples.*\[2, 3\]"),
         (lambda: cosine(), ValueError, "samples"),
         (lambda: cosine(at(1, 2), {"a": torch.ones(1), "c": torch.ones(1)}), ValueError, r"samples\[1\].*'b', 'c'"),
         (lambda: cosine(at(1, 2), {"a": torch.ones(2), "b": torch.ones(1)}), ValueError, r"samples\[1\].*shapes"),
         (lambda: diagnostics.cosine_similarity(PAIR, origin={"a": torch.ones(1)}), ValueError, "origin.*'b'"),
+        (lambda: diagnostics.exploration(PAIR, X, LABELS), TypeError, "samples.*list.*from_samples"),
         (lambda: explore(max_lines=0), ValueError, "max_lines.*0"),
         (lambda: explore(num_points=2), ValueError, "num_points.*2"),
         (lambda: explore(origin=at(1, 2)), ValueError, "origin.*names"),
@@ -66,6 +77,11 @@ def coefficient(**options):
         (lambda: lines(num_points=2), ValueError, "num_points.*2"),
         (lambda: lines(pairs=[(0, 2)]), ValueError, r"pairs.*\(0, 2\)"),
         (lambda: lines(PAIR[:1]), ValueError, "samples.*1"),
+        (lambda: lines(3), TypeError, "samples.*int"),
+        (lambda: lines(loss=3), TypeError, "loss.*int"),
+        (lambda: lines(pairs=3), TypeError, "pairs.*3"),
+        (lambda: lines(pairs=[3]), TypeError, r"pairs.*\[3\]"),
+        (lambda: diagnostics.network_loss(PAIR, X, LABELS), TypeError, "samples.*list"),
         (lambda: lines([at(1, 2), {"a": torch.ones(2)}]), ValueError, "samples 0 and 1"),
         (lambda: lines(loss=lambda state: float("inf")), ValueError, r"loss.*inf .*t=0\.000"),
         (lambda: loss(kind="brier"), ValueError, "kind.*'brier'"),
@@ -81,6 +97,9 @@ def coefficient(**options):
         (lambda: coefficient(localization=0.0), ValueError, "localization"),
         (lambda: coefficient(num_data=1), ValueError, "num_data"),
         (lambda: coefficient(num_chains=0), ValueError, "num_chains"),
+        (lambda: coefficient(loss=3), TypeError, "loss.*int"),
+        (lambda: coefficient(seed="0"), TypeError, "seed.*'0'"),
+        (lambda: coefficient(seed=10**30), ValueError, "seed.*1000"),
         (lambda: coefficient(steps=0), ValueError, "steps"),
         (lambda: coefficient(batch_size=0), ValueError, "batch_size"),
         (lambda: coefficient(lr=-1.0), ValueError, "lr"),

@@ -1,20 +1,32 @@
 """The two estimators: scikit-learn's conventions, and predictions whose spread is right."""
 
 import pickle
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from joblib import parallel_backend
 from scipy.integrate import quad
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
-from sklearn.model_selection import cross_val_score
+from sklearn.inspection import partial_dependence, permutation_importance
+from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from learned_samplers.estimators import BayesianMLPClassifier, BayesianMLPRegressor, mlp, sampling
+from learned_samplers.estimators import (
+    SEARCH,
+    BayesianMLPClassifier,
+    BayesianMLPRegressor,
+    base,
+    mlp,
+    progress,
+    sampling,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -22,7 +34,13 @@ SMALL = {"n_chains": 2, "n_samples": 5, "n_steps": 40, "tuning_steps": 20, "warm
 SMALL |= {"hidden_layer_sizes": (8,)}
 
 
-@parametrize_with_checks([BayesianMLPRegressor(**SMALL), BayesianMLPClassifier(**SMALL)])
+#: A weight of 2 is a row twice in the law; the minibatches and the held-out rows of two such fits differ.
+RANDOM = {"check_sample_weight_equivalence_on_dense_data": "another table has other minibatches"}
+
+
+@parametrize_with_checks(
+    [BayesianMLPRegressor(**SMALL), BayesianMLPClassifier(**SMALL)], expected_failed_checks=lambda estimator: RANDOM
+)
 def test_conventions_of_scikit_learn(estimator, check):
     check(estimator)
 
@@ -87,12 +105,6 @@ def test_integers_that_repeat_are_not_known_better_than_rounding(monkeypatch):
     assert worst[False] < -100
 
 
-def test_rounding_is_that_of_the_grid_and_zero_without_one():
-    stream = np.random.default_rng(0)
-    assert mlp.rounding(np.array([1.0, 3.0, 3.0, 2.0, 1.0, 3.0])) == pytest.approx(12**-0.5)
-    assert mlp.rounding(stream.normal(size=50)) == mlp.rounding(np.ones(5)) == mlp.rounding(np.arange(3.0)) == 0
-
-
 def test_the_samples_know_their_chains_and_the_seed_decides():
     model = BayesianMLPRegressor(**{**SMALL, "n_chains": 3}).fit(*table())
     assert set(model.posterior_.chains) == {0, 1, 2}
@@ -126,98 +138,23 @@ def test_odd_tables(monkeypatch):
     probabilities = BayesianMLPClassifier(**SMALL).fit(x, labels).predict_proba(x)
     assert probabilities[100, 1] < 0.5
     np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-6)
-    monkeypatch.setattr(mlp, "FULL_ROWS", 100)
-    monkeypatch.setattr(mlp, "BATCH", 50)
+    monkeypatch.setattr(base, "FULL_ROWS", 100)
+    monkeypatch.setattr(base, "BATCH", 50)
     assert regressor().fit(x, y).score(x, y) > 0.5
     assert regressor(batch_size=64).fit(x, y).score(x, y) > 0.5
 
 
 def test_a_run_too_short_says_so():
-    with pytest.warns(ConvergenceWarning, match="n_steps"):
-        model = BayesianMLPRegressor(**SMALL).fit(*table())
+    with pytest.warns(ConvergenceWarning, match="not settled: .*raise n_samples"):
+        model = BayesianMLPRegressor(**{**SMALL, "n_samples": 2}).fit(*table())
     assert not model.verdict_.settled
 
 
-REFUSED = [
-    ({"hidden_layer_sizes": 8}, TypeError, "hidden_layer_sizes.*8"),
-    ({"hidden_layer_sizes": (0,)}, ValueError, "hidden_layer_sizes.*0"),
-    ({"activation": "step"}, ValueError, "activation.*'step'"),
-    ({"noise": "none"}, ValueError, "noise.*'none'"),
-    ({"likelihood": "cauchy"}, ValueError, "likelihood.*'cauchy'"),
-    ({"n_chains": 0}, ValueError, "n_chains.*0"),
-    ({"n_steps": 3}, ValueError, "n_steps.*3"),
-    ({"prior_precision": 0}, ValueError, "prior_precision.*0"),
-    ({"batch_size": 0}, ValueError, "batch_size.*0"),
-    ({"validation_fraction": 1.0}, ValueError, "validation_fraction.*1"),
-    ({"n_jobs": 0}, ValueError, "n_jobs.*0"),
-    ({"random_state": "x"}, ValueError, "'x'"),
-]
-
-
 def test_steps_that_the_warm_up_did_not_make_are_not_counted(monkeypatch):
-    monkeypatch.setattr(mlp, "warm_up", lambda *given, **more: 7)
-    monkeypatch.setattr(mlp, "begin_with_means", lambda *given, **more: 3)
+    monkeypatch.setattr(base, "warm_up", lambda *positional, **named: 7)
+    monkeypatch.setattr(base, "begin_with_means", lambda *positional, **named: 3)
     for noise, more in (("homoscedastic", 0), ("heteroscedastic", 3)):
         assert BayesianMLPRegressor(noise=noise, **SMALL).fit(*table()).n_iter_ == 7 + more + 20 + 40
-
-
-@pytest.mark.parametrize(("settings", "error", "named"), REFUSED)
-def test_refusals(settings, error, named):
-    with pytest.raises(error, match=named):
-        BayesianMLPRegressor(**{**SMALL, **settings}).fit(*table())
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "named"),
-    [
-        ([[np.nan], [1.0], [2.0]], [1, 2, 3], "X.*column 0.*missing"),
-        ([[0.0], [1.0], [2.0]], [1, np.inf, 3], "y.*infinite"),
-        ([[0.0]], [1], "1 sample"),
-        ([[1.0, "2"], [2.0, "red"], [3.0, "3"]], [1, 2, 3], "X.*column 1.*'red'"),
-        ([[1.0, None], [2.0, 2.0], [3.0, 3.0]], [1, 2, 3], "X.*column 1.*missing"),
-        (pd.DataFrame({"a": [1.0, 2.0], "b": pd.array([1, None], "Int64")}), [1, 2], "X.*'b'.*missing"),
-        (pd.DataFrame({"size": [1.0, 2.0], "colour": ["red", "blue"]}), [1, 2], "X.*'colour'.*'red'"),
-        (
-            pd.DataFrame({"size": [1.0, 2.0], "day": pd.to_datetime(["2026-01-01", "2026-01-02"])}),
-            [1, 2],
-            "'day'.*dates",
-        ),
-        (pd.DataFrame({"day": pd.to_datetime(["2026-01-01", None])}), [1, 2], "X holds dates"),
-        (pd.DataFrame({"day": pd.to_datetime(["2026-01-01", None], utc=True)}), [1, 2], "X holds dates"),
-        (pd.DataFrame({"n": [1.0, 2.0], "p": pd.period_range("2026", periods=2)}), [1, 2], "'p'.*dates"),
-        (np.array(["2026-01-01", "NaT"], "datetime64[ns]")[:, None], [1, 2], "X holds dates"),
-        ([[0.0], [1.0]], np.array([1, 2], "timedelta64[s]"), "y holds dates or times"),
-        ([[0.0], [1.0], [2.0]], [1, "two", 3], "y.*'two'.*BayesianMLPClassifier"),
-        ([[0.0], [1.0], [2.0]], [1, None, 3], "y.*leave these rows out"),
-    ],
-)
-def test_tables_refused(x, y, named):
-    with pytest.raises(ValueError, match=named):
-        BayesianMLPRegressor(**SMALL).fit(x, y)
-
-
-def test_what_an_encoder_of_words_makes_by_default_is_refused_with_its_option():
-    words = make_pipeline(OneHotEncoder(), BayesianMLPRegressor(**SMALL))
-    with pytest.raises(TypeError, match=r"sparse_output=False"):
-        words.fit([["red"], ["blue"], ["red"]], [1.0, 2.0, 3.0])
-
-
-def test_targets_that_are_dates_are_refused():
-    fitted, (x, _) = BayesianMLPRegressor(**SMALL).fit(*table()), table()
-    with pytest.raises(ValueError, match="y holds dates"):
-        fitted.log_density(x, pd.Series(pd.to_datetime(["2026-01-01"] * len(x))))
-    with pytest.raises(ValueError, match="y has missing labels"):
-        BayesianMLPClassifier(**SMALL).fit([[0.0], [1.0], [2.0]], pd.Series(pd.to_datetime(["2025", "2026", None])))
-
-
-def test_weights_and_single_classes_are_refused():
-    x, y = table(20)
-    with pytest.raises(TypeError, match="sample_weight"):
-        BayesianMLPRegressor(**SMALL).fit(x, y, sample_weight=np.ones(20))
-    with pytest.raises(ValueError, match=r"class.*'a'"):
-        BayesianMLPClassifier(**SMALL).fit(x, ["a"] * 20)
-    with pytest.raises(ValueError, match=r"coverage.*1\.5"):
-        BayesianMLPRegressor(**SMALL).fit(x, y).predict_interval(x, 1.5)
 
 
 def test_units_are_of_no_account():
@@ -225,13 +162,6 @@ def test_units_are_of_no_account():
     model, other = BayesianMLPRegressor(**SMALL).fit(x, y), BayesianMLPRegressor(**SMALL)
     for unit in (1e-200, 1e200):
         np.testing.assert_allclose(other.fit(unit * x, unit * y).predict(unit * x) / unit, model.predict(x), rtol=1e-2)
-    with pytest.raises(ValueError, match=r"^X "):
-        model.predict(1e60 * x)
-    with pytest.raises(ValueError, match=r"y must be finite"):
-        model.log_density(x, np.full(40, np.nan))
-    for targets in (y[:3], np.c_[y, y]):
-        with pytest.raises(ValueError, match=r"inconsistent|1d"):
-            model.log_density(x, targets)
 
 
 def test_a_fit_that_is_refused_or_broken_off_leaves_what_was_fitted_before(monkeypatch):
@@ -243,7 +173,7 @@ def test_a_fit_that_is_refused_or_broken_off_leaves_what_was_fitted_before(monke
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(mlp, "warm_up", interrupted)
+    monkeypatch.setattr(base, "warm_up", interrupted)
     with pytest.raises(KeyboardInterrupt):
         model.fit(100 * x, 100 * y)
     with pytest.raises(ValueError, match="missing"):
@@ -285,15 +215,175 @@ def test_tables_in_double_precision_by_default_and_constant_targets():
     assert std.max() < 5e-6
 
 
-@pytest.mark.parametrize(
-    ("other", "named"),
-    [
-        (pd.DataFrame({"a": [1.0], "b": [2.0], "id": ["A17"]}), "unseen at fit time:\n- id"),
-        (pd.DataFrame({"a": [np.nan], "c": [2.0]}), "unseen at fit time:\n- c"),
-    ],
-)
-def test_other_columns_than_those_of_fit_are_named_not_their_words(other, named):
-    frame = pd.DataFrame({"a": np.linspace(0, 1, 20), "b": np.linspace(1, 0, 20) ** 2})
-    model = BayesianMLPRegressor(**SMALL).fit(frame, frame["a"])
-    with pytest.raises(ValueError, match=named):
-        model.predict(other)
+# ---------------------------------------------------------------- threads and searches
+
+
+def test_fits_in_several_threads_are_those_of_one():
+    """They shared torch's global generator: predictions differed by fifteen standard deviations."""
+    x, y = table(90)
+    torch.manual_seed(3)
+    before = torch.get_rng_state(), torch.get_num_threads()
+    serial = cross_val_predict(BayesianMLPRegressor(**SMALL), x, y, cv=3)
+    with parallel_backend("threading", n_jobs=3):
+        threaded = cross_val_predict(BayesianMLPRegressor(**SMALL), x, y, cv=3)
+    np.testing.assert_array_equal(threaded, serial)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.get_num_threads() == before[1]
+
+
+def test_predictions_in_several_threads_are_those_of_one():
+    x, y = table(300)
+    model = BayesianMLPRegressor(**SMALL).fit(x, y)
+    serial = [model.predict(row[None], return_std=True) for row in x]
+    with ThreadPoolExecutor(8) as pool:
+        threaded = list(pool.map(lambda row: model.predict(row[None], return_std=True), x))
+    np.testing.assert_array_equal(threaded, serial)
+
+
+def test_a_search_with_cheap_settings_is_silent():
+    """Scikit-learn resets what Python has warned of, so that a warning of one fit came for each."""
+    x, y = table(60)
+    cheap = BayesianMLPRegressor(**{**SEARCH, "n_samples": 2, "n_steps": 10, "warmup_steps": 50, "random_state": 0})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        search = GridSearchCV(cheap, {"prior_precision": [0.3, 1.0]}, cv=2).fit(x, y)
+    assert not search.best_estimator_.verdict_.settled
+
+
+def test_what_scikit_learn_offers_for_any_estimator_works():
+    x, y = table(60)
+    frame = pd.DataFrame(x, columns=["a", "b"])
+    pipe = make_pipeline(StandardScaler(), BayesianMLPRegressor(**SMALL)).set_output(transform="pandas")
+    pipe.fit(frame, y)
+    assert list(pipe[-1].feature_names_in_) == ["a", "b"]
+    importance = permutation_importance(pipe, frame, y, n_repeats=3, random_state=0).importances_mean
+    assert importance[0] > importance[1]
+    assert partial_dependence(pipe, frame, ["a"])["average"].shape[0] == 1
+    low, high = pipe.predict(frame, quantiles=(0.05, 0.95)).T
+    expected = pipe[-1].predict_interval(pipe[:-1].transform(frame), 0.9)
+    np.testing.assert_allclose([low, high], expected)
+
+
+# ---------------------------------------------------------------- weights, several targets, draws, calibrated intervals
+
+
+def test_a_weight_of_two_is_a_row_twice_and_none_is_no_row():
+    """In the law: means agree to a tenth of their spread, where without weights they differ by many."""
+    x, y = table(60)
+    left, right = x[:, 0] < 0, x[:, 0] >= 0
+    y = y + 20 * right
+    far = np.r_[y, y[left] + 30]  # rows that are to count nothing
+    tall = np.r_[x, x[left]]
+    settings = {"noise": "homoscedastic", "n_chains": 4, "warmup_steps": 600}
+    plain = regressor(**settings).fit(x, y)
+    weighted = regressor(**settings).fit(tall, far, np.r_[np.ones(60), np.zeros(left.sum())])
+    ignored = regressor(**settings).fit(tall, far)
+    mean, std = plain.predict(x, return_std=True)
+    assert abs(weighted.predict(x) - mean).mean() < 0.25 * std.mean()
+    assert abs(ignored.predict(x) - mean).mean() > 2 * std.mean()
+    doubled, twice = (
+        regressor(**settings).fit(x, y, np.full(60, 2.0)),
+        regressor(**settings).fit(np.r_[x, x], np.r_[y, y]),
+    )
+    assert doubled.predict(x, return_std=True)[1].mean() == pytest.approx(
+        twice.predict(x, return_std=True)[1].mean(), rel=0.1
+    )
+    labels = np.where(np.r_[right, ~left[left]], "right", "left")
+    classes = BayesianMLPClassifier(**SMALL).fit(tall, labels, np.r_[np.ones(60), np.zeros(left.sum())])
+    assert classes.score(x, labels[:60]) > 0.9
+
+
+@pytest.mark.parametrize("noise", ["heteroscedastic", "homoscedastic"])
+def test_several_targets_share_a_network(noise):
+    x, y = table(200)
+    other = 100 - 5 * x[:, 1] + 0.5 * np.random.default_rng(1).standard_normal(200)
+    model = regressor(noise=noise).fit(x, np.c_[y, other])
+    new, targets = table(300, seed=1)
+    mean, std = model.predict(new, return_std=True)
+    low, high = model.predict_interval(new)
+    assert mean.shape == std.shape == low.shape == high.shape == (300, 2)
+    assert model.score(x, np.c_[y, other]) > 0.7
+    assert abs(((low[:, 0] < targets) & (targets < high[:, 0])).mean() - 0.9) < 0.08
+    assert model.predict(new, quantiles=[0.1, 0.5, 0.9]).shape == (300, 2, 3)
+    covariance = model.predict(new, return_cov=True)[1]
+    np.testing.assert_allclose(covariance[:, [0, 1], [0, 1]], std**2)
+    assert (np.linalg.eigvalsh(covariance) > 0).all()
+    draws = model.sample_y(new, 2000)
+    assert draws.shape == (300, 2, 2000)
+    np.testing.assert_allclose(draws.mean(-1), mean, atol=0.3)
+    joint = model.log_density(new[:1], mean[:1])
+    grid = np.linspace(-6, 6, 81)
+    steps = std[0] * (grid[1] - grid[0])
+    points = mean[0] + np.stack(np.meshgrid(grid, grid), -1).reshape(-1, 2) * std[0]
+    total = np.exp(model.log_density(np.repeat(new[:1], len(points), 0), points)).sum() * steps.prod()
+    assert total == pytest.approx(1, abs=0.02)
+    assert np.isfinite(joint).all()
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "student"])
+def test_draws_have_the_predictive_distribution(likelihood):
+    x, y = table(60)
+    model = regressor(likelihood=likelihood).fit(x, y)
+    draws = model.sample_y(x[:3], 40_000)
+    assert draws.shape == (3, 40_000)
+    np.testing.assert_allclose(
+        np.quantile(draws, [0.1, 0.5, 0.9], axis=1).T, model.predict(x[:3], quantiles=(0.1, 0.5, 0.9)), atol=0.1
+    )
+    np.testing.assert_array_equal(model.sample_y(x, 2, random_state=1), model.sample_y(x, 2, random_state=1))
+
+
+def test_conformal_intervals_hold_targets_whatever_their_law():
+    """Noise that a Gaussian of one spread for all rows gets wrong: its own intervals hold too much or too little."""
+    random = np.random.default_rng(0)
+
+    def rows(count):
+        x = random.uniform(-1, 1, (count, 2))
+        return x, x[:, 0] + np.where(random.uniform(size=count) < 0.2, 3.0, 0.1) * random.standard_normal(count)
+
+    test = rows(4000)
+    held = []
+    for seed in range(3):
+        model = regressor(noise="homoscedastic", calibration_fraction=0.4, random_state=seed).fit(*rows(500))
+        for conformal in (False, True):
+            low, high = model.predict_interval(test[0], 0.8, conformal=conformal)
+            held.append(((low <= test[1]) & (test[1] <= high)).mean())
+    assert np.mean(held[1::2]) == pytest.approx(0.8, abs=0.04)  # 200 rows calibrate: one fit scatters by 0.03
+    assert np.mean(held[::2]) > 0.86
+    few = regressor(calibration_fraction=0.1).fit(*rows(30))
+    assert np.isinf(few.predict_interval(test[0][:2], 0.9, conformal=True)[1]).all()
+
+
+def test_a_warm_start_goes_on_from_the_chains_of_the_fit_before(monkeypatch):
+    x, y = table(200)
+    model = regressor(warm_start=True).fit(x[:100], y[:100])
+    scales = model._y_mean.copy()
+    monkeypatch.setattr(base, "warm_up", None)  # is not called
+    model.fit(x, y)
+    np.testing.assert_array_equal(model._y_mean, scales)
+    assert model.score(x, y) > 0.6
+    labels = x[:, 0] > 0
+    monkeypatch.undo()
+    classes = BayesianMLPClassifier(**SMALL, warm_start=True).fit(x[:100], labels[:100])
+    assert classes.fit(x, labels).score(x, labels) > 0.9
+
+
+def test_a_fit_that_is_verbose_prints_what_is_left(monkeypatch, capsys):
+    x, y = table(40)
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
+    BayesianMLPRegressor(**SMALL, verbose=True).fit(x, y)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("BayesianMLPRegressor: warm-up, step 1 of 150, ")
+    assert any("sampling, step 60 of 60, 0 s left" in line for line in lines)
+    assert "temperature" in lines[-1]
+    BayesianMLPRegressor(**SMALL).fit(x, y)
+    assert not capsys.readouterr().out
+
+
+def test_a_table_of_twenty_thousand_columns_takes_seconds():
+    """It took 52 minutes and 4 GB; a hundred rows span a hundred directions."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(100, 20_000))
+    model = BayesianMLPClassifier(**SMALL).fit(x, x[:, :2000].sum(1) > 0)
+    assert model.n_features_in_ == 20_000
+    assert model.predict_proba(x).shape == (100, 2)
+    assert len(model.posterior_[0]["0.weight"].flatten()) == 8 * 100

@@ -28,11 +28,9 @@ def network(seed=0):
     return Classifier()
 
 
-def train(folder, steps, collect, *, seed=0, resume=None, **options):
+def arguments(folder, steps, **options):
     transformers = pytest.importorskip("transformers")
-    model = network(seed)
-    sampler = SGHMC(model.parameters(), lr=0.05, num_data=32, temperature=0.0)
-    arguments = transformers.TrainingArguments(
+    return transformers.TrainingArguments(
         str(folder),
         max_steps=steps,
         per_device_train_batch_size=8,
@@ -42,9 +40,15 @@ def train(folder, steps, collect, *, seed=0, resume=None, **options):
         disable_tqdm=True,
         **{"max_grad_norm": 0.0, **options},
     )
+
+
+def train(folder, steps, collect, *, seed=0, resume=None, **options):
+    transformers = pytest.importorskip("transformers")
+    model = network(seed)
+    sampler = SGHMC(model.parameters(), lr=0.05, num_data=32, temperature=0.0)
     trainer = transformers.Trainer(
         model,
-        arguments,
+        arguments(folder, steps, **options),
         train_dataset=ROWS,
         optimizers=(sampler, torch.optim.lr_scheduler.ConstantLR(sampler, factor=1.0)),
         callbacks=[collect] if collect else [],
@@ -137,3 +141,23 @@ def test_an_optimizer_that_accelerate_has_wrapped():
         accelerator.backward(nn.functional.cross_entropy(model(X), Y))
         wrapped.step()
     assert posterior.steps == [1, 2, 3]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_the_trainers_own_weight_decay_of_zero_is_none(tmp_path, decay):
+    """The trainer writes its decay into the groups of an optimizer that it makes itself."""
+    transformers = pytest.importorskip("transformers")
+    collect = callback()
+    trainer = transformers.Trainer(
+        network(),
+        arguments(tmp_path, 6, weight_decay=decay, lr_scheduler_type="constant"),
+        train_dataset=ROWS,
+        optimizer_cls_and_kwargs=(SGHMC, {"lr": 0.05, "num_data": 32}),
+        callbacks=[collect],
+    )
+    if decay:
+        with pytest.raises(ValueError, match=r"prior_precision = num_data \* weight_decay = 32 \* 0\.1 = 3\.2"):
+            trainer.train()
+    else:
+        trainer.train()
+        assert collect.posterior.steps == [4, 6]

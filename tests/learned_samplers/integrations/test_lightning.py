@@ -39,7 +39,7 @@ def module(seed=0):
 def fit(folder, steps, collect, model=None, ckpt_path=None, **options):
     trainer = pl.Trainer(
         max_steps=steps,
-        callbacks=[collect] if collect else [],
+        callbacks=[*collect] if isinstance(collect, tuple) else [collect] if collect else [],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -120,5 +120,6 @@ def test_an_error_ends_the_collecting_and_frees_the_folder(tmp_path):
 
     options = {"path": tmp_path / "samples"}
     with pytest.raises(RuntimeError, match="out of memory"):
-        fit(tmp_path, 12, callback(**options), Fails())
-    fit(tmp_path, 12, callback(**options, missing="warn"))
+        fit(tmp_path, 12, (callback(**options), Fails()))
+    with pytest.raises(RuntimeError, match="holds a chain up to step 6"):  # not that another process writes to it
+        fit(tmp_path, 12, callback(**options, missing="warn"))

@@ -1,5 +1,7 @@
 """What the integrations refuse: an error of its class that names the argument."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -12,6 +14,20 @@ def sampler():
     return SGLD([torch.zeros(1, requires_grad=True)], 0.1, 10)
 
 
+def beside_adam(**options):
+    """Manual optimisation: Adam trains the first layer, a sampler the second."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 3))
+    optimizers = [torch.optim.Adam(model[0].parameters()), SGLD(model[1].parameters(), 0.1, 10)]
+    trainer = SimpleNamespace(optimizers=optimizers, gradient_clip_val=None, global_step=0)
+    collect = Lightning(**options).collect
+    collect.on_train_start(trainer, model)
+    return collect.posterior
+
+
+def test_the_part_that_a_sampler_moves_is_collected():
+    assert beside_adam(optimizer=1, network="1").parameter_names == ["weight", "bias"]
+
+
 @pytest.mark.parametrize(
     ("call", "error", "named"),
     [
@@ -21,6 +37,10 @@ def sampler():
         (lambda: Lightning(missing="ignore"), ValueError, "missing.*'ignore'"),
         (lambda: Lightning(optimizer=-1), ValueError, "optimizer.*-1"),
         (lambda: Lightning(thickness=3).train(), TypeError, "thickness"),
+        (lambda: beside_adam(), ValueError, r"'1\.weight'.*optimizer=1, network='1'"),
+        (lambda: beside_adam(optimizer=1), ValueError, r"'0\.weight'.*optimizer=1, network='1'"),
+        (lambda: beside_adam(optimizer=2), ValueError, "optimizer.*2"),
+        (lambda: beside_adam(network="2"), ValueError, "network.*'2'"),
         (lambda: HuggingFace(thickness=3).train(), TypeError, "thickness"),
     ],
 )

@@ -67,7 +67,7 @@ def test_properties(count, classes, num_bins, seed, dtype, numpy):
     assert metrics.nll(p, y) == pytest.approx(torch.nn.functional.nll_loss(exact.log(), labels).item(), rel=1e-9)
     onehot = torch.eye(classes, dtype=torch.float64)[labels]
     assert metrics.brier(p, y) == pytest.approx((exact - onehot).pow(2).sum(1).mean().item(), rel=1e-9)
-    assert metrics.ece(p, y, num_bins) == pytest.approx(ece_by_hand(exact, labels, num_bins), abs=1e-5)
+    assert metrics.ece(p, y, np.int64(num_bins)) == pytest.approx(ece_by_hand(exact, labels, num_bins), abs=1e-5)
 
 
 def test_certain_predictions_share_the_last_bin():

@@ -76,6 +76,8 @@ def test_labels(labels, error, named):
         (lambda: metrics.fit_temperature(torch.full((6, 2), 0.5), [0, 1] * 3), ValueError, "probs"),
         (lambda: metrics.with_temperature(PROBS, 0), ValueError, "temperature"),
         (lambda: metrics.conformal_threshold(PROBS, LABELS, 1.0), ValueError, "level"),
+        (lambda: metrics.conformal_sets(PROBS, NAN), ValueError, "threshold.*nan"),
+        (lambda: metrics.conformal_sets(PROBS, "x"), TypeError, "threshold.*'x'"),
         (lambda: metrics.conformal_scale([0.0], [0.0], [1.0]), ValueError, "variance"),
         (lambda: metrics.gaussian_nll([0.0], [0.0], [0.0]), ValueError, "variance"),
         (lambda: metrics.gaussian_nll([0.0], [1.0], [0.0, 1.0]), ValueError, "mean"),

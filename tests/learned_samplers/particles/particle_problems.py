@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learned_samplers.particles import MGDA, MOOSVGD, MTSGD, SVGD, LinearScalarisation, ParetoMTL
+from learned_samplers.particles import IMQ, MGDA, MOOSVGD, MTSGD, RBF, SVGD, Linear, LinearScalarisation, ParetoMTL
 
 #: Every particle sampler of several targets, with ordinary settings.
 SEVERAL: dict[str, Callable[..., Any]] = {
@@ -75,3 +75,11 @@ def stacked_mlp(count: int) -> tuple[nn.Module, dict[str, Tensor]]:
     networks = [nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)) for _ in range(count)]
     params, _ = torch.func.stack_module_state(networks)  # type: ignore[arg-type]
     return networks[0], params
+
+
+#: A kernel and its function of two points, as it is defined.
+FUNCTIONS = {
+    "rbf": (RBF(1.3), lambda x, y: torch.exp(-(x - y).square().sum() / (2 * 1.3**2))),
+    "imq": (IMQ(0.7), lambda x, y: (1 + (x - y).square().sum() / (2 * 0.7**2)) ** -0.5),
+    "linear": (Linear(), lambda x, y: x @ y + 1),
+}

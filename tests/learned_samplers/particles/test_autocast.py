@@ -71,7 +71,7 @@ def test_its_matrix_products_are_not_rounded(name, dtype):
 @pytest.mark.parametrize("cls", [MGDA, MTSGD])
 def test_the_weights_of_targets_that_nearly_agree(cls, dtype):
     """A Gram matrix in 8 bits does not tell them apart, and in float16 it overflows."""
-    found = []
+    results = []
     generator = torch.Generator().manual_seed(0)
     first = torch.randn(1000, generator=generator)
     second = 1.02 * (first + 0.05 * torch.randn(1000, generator=generator))
@@ -80,9 +80,9 @@ def test_the_weights_of_targets_that_nearly_agree(cls, dtype):
         sampler = cls([p], 0.01, 100.0)
         with autocast(inside):
             sampler.step(precisely(lambda p=p: torch.stack([(p * first).sum(1), (p * second).sum(1)])))
-        found.append(sampler.weights)
-    assert torch.equal(*found)
-    assert (found[0][..., 0] - 0.5).abs().min() > 0.3
+        results.append(sampler.weights)
+    assert torch.equal(*results)
+    assert (results[0][..., 0] - 0.5).abs().min() > 0.3
 
 
 @pytest.mark.parametrize("cls", [SVGD, FSVGD])
@@ -133,22 +133,22 @@ def test_a_prior_in_the_closure_is_that_outside_autocast(name, dtype):
         with autocast(dtype):
             outputs = torch.stack([network()(x * (m + 1))[:, 0] for m in range(4)]).detach()
         assert outputs.dtype == dtype
-        found = []
+        results = []
         for inside, values in ((dtype, outputs), (None, outputs.float()), (dtype, outputs.float())):
             leaf = values.clone().requires_grad_()
             with autocast(inside):
                 log_density = PRIORS[name](seed).log_density(x, leaf)
-            found.append((log_density.detach(), torch.autograd.grad(log_density.sum(), leaf)[0]))
-        half, (density, score), whole = found
+            results.append((log_density.detach(), torch.autograd.grad(log_density.sum(), leaf)[0]))
+        half, (density, score), wide = results
         assert density.dtype == half[0].dtype == torch.float32
         assert torch.equal(half[0], density)
         assert torch.equal(half[1], score.to(dtype))  # the outputs' own precision
-        assert torch.equal(whole[0], density)
-        assert torch.equal(whole[1], score)
+        assert torch.equal(wide[0], density)
+        assert torch.equal(wide[1], score)
     if name != "gp of products":  # which is singular then: inputs may be in half precision too
         with autocast(dtype):
-            found = PRIORS[name](1).log_density(x.to(dtype), outputs.float())
-        torch.testing.assert_close(found, PRIORS[name](1).log_density(x.to(dtype).float(), outputs.float()))
+            results = PRIORS[name](1).log_density(x.to(dtype), outputs.float())
+        torch.testing.assert_close(results, PRIORS[name](1).log_density(x.to(dtype).float(), outputs.float()))
 
 
 def test_draws_of_a_network_in_half_precision_take_wider_inputs():

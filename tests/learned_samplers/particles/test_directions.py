@@ -1,10 +1,7 @@
-"""Kernels and directions: against autograd and brute force, limits, lemmas, golden values, particles that coincide."""
+"""Directions and Gram matrices: against autograd and brute force, limits, lemmas, batch axes, blocks of coordinates."""
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,15 +17,10 @@ from learned_samplers.particles.directions import (
     target_weights,
     weighted,
 )
-from learned_samplers.particles.kernels import squared_bandwidth, squared_distances
 from learned_samplers.particles.target_weights import mgda_weights
+from tests.learned_samplers.particles.particle_problems import FUNCTIONS
 
 M, D, K = 6, 3, 3
-FUNCTIONS = {
-    "rbf": (RBF(1.3), lambda x, y: torch.exp(-(x - y).square().sum() / (2 * 1.3**2))),
-    "imq": (IMQ(0.7), lambda x, y: (1 + (x - y).square().sum() / (2 * 0.7**2)) ** -0.5),
-    "linear": (Linear(), lambda x, y: x @ y + 1),
-}
 
 
 def problem(seed=0, targets=K, particles=M, dims=D):
@@ -65,84 +57,13 @@ def evaluate(x, scores, kernel, **kwargs):
     return stein_gram(scores, repulsion(x, matrix), matrix, **kwargs)
 
 
-# ---------------------------------------------------------------- kernels
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_matrices_against_autograd(name):
-    """k, Σⱼ ∇_{xⱼ} k(xⱼ, xᵢ) and Σ tr ∇∇k, each from the kernel's definition alone."""
-    kernel, function = FUNCTIONS[name]
-    x = torch.randn(5, 3, dtype=torch.double)
-    matrix = kernel(x)
-    values = torch.stack([torch.stack([function(a, b) for b in x]) for a in x])
-    first = torch.func.grad(function, 0)
-    pushed = torch.stack([sum(first(x[j], x[i]) for j in range(5)) for i in range(5)])
-    mixed = torch.func.jacrev(torch.func.grad(function, 0), 1)
-    trace = sum(mixed(a, b).trace() for a in x for b in x)
-    torch.testing.assert_close(matrix.values, values)
-    torch.testing.assert_close(repulsion(x, matrix), pushed)
-    torch.testing.assert_close(matrix.trace, trace)
-
-
-@given(count=st.integers(1, 9), dims=st.integers(1, 20), seed=st.integers(0, 2**31), shift=st.sampled_from([0, 1e3]))
-@settings(max_examples=40, deadline=None)
-def test_squared_distances(count, dims, seed, shift):
-    x = torch.randn(2, count, dims, dtype=torch.double, generator=torch.Generator().manual_seed(seed)) + shift
-    expected = (x[..., :, None, :] - x[..., None, :, :]).square().sum(-1)
-    found = squared_distances(x)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-    assert torch.equal(found, found.mT)
-    assert (found.diagonal(dim1=-2, dim2=-1) == 0).all()
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 5])
-def test_bandwidth_rules(count):
-    x = torch.randn(count, 2, dtype=torch.double)
-    distances = squared_distances(x)
-    pairs = distances[tuple(torch.triu_indices(count, count, 1))].numpy()
-    full = np.median(distances.numpy()) / (2 * math.log(count + 1))
-    other = np.median(pairs) / (2 * math.log(count))
-    assert squared_bandwidth(distances, "full_median").item() == pytest.approx(full)
-    assert squared_bandwidth(distances, "off_diagonal_median").item() == pytest.approx(other)
-    assert squared_bandwidth(distances, 3.0).item() == 9.0
-    torch.testing.assert_close(RBF()(x).values, torch.exp(-distances / (2 * full)))
-    if count == 2:  # Liu and Wang: a particle's M − 1 neighbours at that distance weigh (M − 1)/M together
-        assert RBF("off_diagonal_median")(x).values[0, 1].item() == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize("kernel", [RBF(), IMQ(), RBF("off_diagonal_median"), RBF(2.0)])
-@pytest.mark.parametrize("where", [0.0, 0.1, 1e6])
-def test_particles_that_coincide(kernel, where):
-    """No repulsion and a kernel of one; nothing is NaN, wherever they are."""
-    for dtype in (torch.float32, torch.float64):
-        x = torch.full((6, 3), where, dtype=dtype)
-        matrix = kernel(x)
-        assert (matrix.values == 1).all()
-        assert repulsion(x, matrix).abs().max() <= 1e-9 * max(where, 1)
-        if kernel.bandwidth == "full_median":  # which is 0 where most coincide: the limit σ → 0
-            x[5, 0] += 1.0
-            matrix = kernel(x)
-            assert torch.equal(matrix.values, torch.block_diag(torch.ones(5, 5), torch.ones(1, 1)).double())
-            assert not matrix.repulsion.any()
-
-
-def test_far_from_the_origin_digits_are_kept():
-    x = torch.randn(5, 3, dtype=torch.double)
-    near, far = RBF(1.0)(x), RBF(1.0)(x + 1e6)
-    torch.testing.assert_close(near.values, far.values, rtol=0, atol=1e-8)
-    torch.testing.assert_close(repulsion(x, near), repulsion(x + 1e6, far), rtol=0, atol=1e-8)
-
-
-# ---------------------------------------------------------------- directions
-
-
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("temperature", [1.0, 0.3, 0.0])
 def test_gram_against_autograd(name, temperature):
     kernel, function = FUNCTIONS[name]
     x, scores = problem()
-    found = evaluate(x, scores, kernel, temperature=temperature)
-    torch.testing.assert_close(found, gram_by_autograd(x, scores, function, temperature), rtol=1e-10, atol=1e-10)
+    gram = evaluate(x, scores, kernel, temperature=temperature)
+    torch.testing.assert_close(gram, gram_by_autograd(x, scores, function, temperature), rtol=1e-10, atol=1e-10)
 
 
 def test_the_linear_kernels_hilbert_space_is_finite():
@@ -252,9 +173,9 @@ def test_permutations(rule):
 
     weights, direction = run(x, scores)
     particles, targets = torch.randperm(M), torch.randperm(K)
-    other_weights, other = run(x[particles], scores[targets][:, particles])
-    torch.testing.assert_close(other_weights, weights[targets])
-    torch.testing.assert_close(other, direction[particles])
+    renumbered_weights, renumbered = run(x[particles], scores[targets][:, particles])
+    torch.testing.assert_close(renumbered_weights, weights[targets])
+    torch.testing.assert_close(renumbered, direction[particles])
 
 
 @pytest.mark.parametrize("kernel", [RBF(), IMQ(), Linear(), RBF("off_diagonal_median")])
@@ -278,19 +199,19 @@ def test_leading_batch_axes(kernel):
 @pytest.mark.parametrize("block", [1, 40, 1 << 22])
 @pytest.mark.parametrize("kernel", [RBF(1.3), IMQ(), Linear()])
 def test_grams_in_blocks_of_coordinates(kernel, block, monkeypatch):
-    """In blocks of one coordinate, of two or three, and whole: the same as the sums over pairs written out."""
+    """Blocks of one coordinate, of two or three, and whole: the same as the sums over pairs written out."""
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(2, M, 11, dtype=torch.double, generator=generator)
     scores = torch.randn(2, K, M, 11, dtype=torch.double, generator=generator)
     matrix = kernel(x)
     expected = torch.einsum("nab,niad,njbd->nij", matrix.values, scores, scores) / M**2
-    whole = stein_gram(scores, repulsion(x, matrix), matrix)
+    unblocked = stein_gram(scores, repulsion(x, matrix), matrix)
     monkeypatch.setattr(kernels, "_BLOCK", block)
     torch.testing.assert_close(first_term(scores, matrix), expected)
     in_blocks = kernel(x)
-    for one, other in zip(in_blocks, matrix, strict=True):
-        torch.testing.assert_close(one, other)
-    torch.testing.assert_close(stein_gram(scores, repulsion(x, in_blocks), in_blocks), whole)
+    for blockwise, unbroken in zip(in_blocks, matrix, strict=True):
+        torch.testing.assert_close(blockwise, unbroken)
+    torch.testing.assert_close(stein_gram(scores, repulsion(x, in_blocks), in_blocks), unblocked)
 
 
 def test_normalisation():
@@ -301,8 +222,3 @@ def test_normalisation():
     assert (by_particle[0, 0] == 0).all()
     torch.testing.assert_close(by_particle[1:].norm(dim=-1), torch.ones(K - 1, M, dtype=torch.double))
     torch.testing.assert_close(by_coordinate.norm(dim=1), torch.ones(K, D, dtype=torch.double))
-
-
-def test_a_bandwidth_is_one_number_whatever_its_type():
-    """A state is compared by the kernel as it is written."""
-    assert repr(RBF(1)) == repr(RBF(1.0)) == repr(RBF(np.float64(1)))

@@ -96,13 +96,13 @@ def test_a_role_is_told_where_its_kernel_sees_nothing_else(cls, equal, told):
     for p in net.trunk if equal == "trunk" else [net.heads[1][0]]:
         p.data[:] = p.data[0].clone()
     sampler = cls(net.groups(), 0.1)
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(5):
             sampler.step(net.losses)
     changed = torch.cat([p.detach().flatten(1) for p in (net.trunk if equal == "trunk" else net.heads[1])], dim=1)
     stuck = spread(changed, [0, 1, 2]) < 1e-6
-    assert [told in str(one.message) for one in found] == [True] * stuck
+    assert [told in str(warning.message) for warning in caught] == [True] * stuck
     assert stuck == (cls is MTSGD)
 
 
@@ -113,8 +113,8 @@ def test_a_resumed_run_compares_nothing(monkeypatch):
     again = SVGD([x], 0.1)
     again.load_state_dict(sampler.state_dict())
     monkeypatch.setattr("learned_samplers.particles.base.warn_of_equal", lambda *_: pytest.fail("compared"))
-    for each in (again, sampler):
-        each.step(lambda: energies("SVGD", x))
+    for runner in (again, sampler):
+        runner.step(lambda: energies("SVGD", x))
 
 
 def test_many_equal_particles_are_listed_in_short():
@@ -124,10 +124,10 @@ def test_many_equal_particles_are_listed_in_short():
 
 
 def test_a_loaded_state_that_meets_other_particles_is_told():
-    x, other = parameter(4, 2), parameter(4, 2)
+    x, start = parameter(4, 2), parameter(4, 2)
     sampler = SVGD([x], 0.1)
     sampler.step(lambda: energies("SVGD", x))
-    again = SVGD([other.detach().add(1.0).requires_grad_()], 0.1)
+    again = SVGD([start.detach().add(1.0).requires_grad_()], 0.1)
     again.load_state_dict(sampler.state_dict())
     moved = again.param_groups[0]["params"][0]
     with pytest.warns(UserWarning, match="SVGD was loaded, and the weights are not those"):

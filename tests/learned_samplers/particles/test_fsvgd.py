@@ -1,4 +1,4 @@
-"""f-SVGD: its limits against SVGD, MAP and Bayesian linear regression; the priors and losses that it is used with."""
+"""f-SVGD: its limits against SVGD, MAP and Bayesian linear regression; its cost; noise that is learned."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import nn
-from torch.distributions import MultivariateNormal, Normal
 
 from learned_samplers.particles import (
     FSVGD,
@@ -27,30 +25,29 @@ from tests.learned_samplers.particles.particle_problems import energies, paramet
 DOUBLE = torch.float64
 
 
-class Found(NamedTuple):
+class Returned(NamedTuple):
     losses: torch.Tensor
     outputs: torch.Tensor
     log_prior: torch.Tensor
 
 
-# ---------------------------------------------------------------- limits
-
-
 @pytest.mark.parametrize("kernel", [RBF(), Linear()])
 def test_outputs_that_are_the_parameters(kernel):
     """f(θ) = θ with the prior N(0, I/λ) on f is SVGD with that prior on θ."""
-    one, other = parameter(5, 2, dtype=DOUBLE), parameter(5, 2, dtype=DOUBLE)
-    function = FSVGD([one], 0.1, 10, kernel=kernel, temperature=0.7)
-    weight = SVGD([other], 0.1, 10, kernel=kernel, temperature=0.7, prior_precision=3.0)
+    outputs_moved, weights_moved = parameter(5, 2, dtype=DOUBLE), parameter(5, 2, dtype=DOUBLE)
+    function = FSVGD([outputs_moved], 0.1, 10, kernel=kernel, temperature=0.7)
+    weight = SVGD([weights_moved], 0.1, 10, kernel=kernel, temperature=0.7, prior_precision=3.0)
 
     def closure():
-        outputs = one * 1.0
-        return Found(energies("SVGD", outputs), outputs, -1.5 * outputs.square().sum(1))  # a tuple of any kind will do
+        outputs = outputs_moved * 1.0
+        return Returned(
+            energies("SVGD", outputs), outputs, -1.5 * outputs.square().sum(1)
+        )  # a tuple of any kind will do
 
     for _ in range(5):
-        assert not any(each.requires_grad for each in function.step(closure))
-        weight.step(lambda: energies("SVGD", other))
-    torch.testing.assert_close(one, other)
+        assert not any(value.requires_grad for value in function.step(closure))
+        weight.step(lambda: energies("SVGD", weights_moved))
+    torch.testing.assert_close(outputs_moved, weights_moved)
 
 
 def test_one_particle_is_the_function_space_map():
@@ -88,26 +85,23 @@ def linear_regression(kernel, particles, steps, lr, prior_scale=1.0):
         sampler.step(closure)
     precision = x.mT @ x + torch.eye(2, dtype=DOUBLE)
     covariance = torch.linalg.inv(precision)
-    found = w.detach().mean(0), torch.cov(w.detach().T, correction=0)
-    return found, (covariance @ x.mT @ y, covariance)
+    moments = w.detach().mean(0), torch.cov(w.detach().T, correction=0)
+    return moments, (covariance @ x.mT @ y, covariance)
 
 
 def test_linear_model_is_bayesian_linear_regression():
-    """With the linear kernel on the outputs, mean and covariance of the weights are the posterior's."""
-    found, expected = linear_regression(Linear(), 6, 800, 0.03)
-    torch.testing.assert_close(found[0], expected[0], rtol=1e-3, atol=5e-4)
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-3, atol=5e-4)
+    """The linear kernel on the outputs, mean and covariance of the weights are the posterior's."""
+    moments, expected = linear_regression(Linear(), 6, 800, 0.03)
+    torch.testing.assert_close(moments[0], expected[0], rtol=1e-3, atol=5e-4)
+    torch.testing.assert_close(moments[1], expected[1], rtol=1e-3, atol=5e-4)
     wrong, _ = linear_regression(Linear(), 6, 800, 0.03, prior_scale=0.1)  # the planted fault: another prior
     assert ((wrong[1] - expected[1]).abs() > 0.05 * expected[1].abs()).any()
 
 
 def test_linear_model_with_the_rbf_kernel_comes_near():
-    found, expected = linear_regression(RBF(), 30, 500, 0.3)
-    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0.02)
-    torch.testing.assert_close(found[1].diagonal(), expected[1].diagonal(), rtol=0.25, atol=0)
-
-
-# ---------------------------------------------------------------- the step
+    moments, expected = linear_regression(RBF(), 30, 500, 0.3)
+    torch.testing.assert_close(moments[0], expected[0], rtol=0, atol=0.02)
+    torch.testing.assert_close(moments[1].diagonal(), expected[1].diagonal(), rtol=0.25, atol=0)
 
 
 class _Counted(torch.autograd.Function):
@@ -184,57 +178,3 @@ def test_classification_with_a_fitted_prior_and_a_measurement_set():
     assert last.mean() < 0.5 * first.mean()
     outputs = torch.vmap(lambda p: torch.func.functional_call(network, p, (x,)))(params)
     assert outputs.std(0).mean() > 0.1  # the particles have not become one
-
-
-# ---------------------------------------------------------------- priors, measurement sets, losses
-
-
-@pytest.mark.parametrize("channels", [None, 3])
-def test_gaussian_process_density(channels):
-    x = torch.randn(6, 2, dtype=DOUBLE)
-    outputs = torch.randn(4, 6, *([channels] if channels else []), dtype=DOUBLE)
-    prior = GaussianProcessPrior(squared_exponential(0.8, 1.5), jitter=0.01)
-    squared = (x[:, None] - x[None]).square().sum(-1)
-    covariance = 1.5**2 * torch.exp(-squared / (2 * 0.8**2)) + 0.01 * torch.eye(6, dtype=DOUBLE)
-    law = MultivariateNormal(torch.zeros(6, dtype=DOUBLE), covariance)
-    expected = law.log_prob(outputs) if channels is None else law.log_prob(outputs.mT).sum(-1)
-    torch.testing.assert_close(prior.log_density(x, outputs), expected)
-
-
-def test_fitted_prior_approaches_the_law_of_the_draws():
-    """Linear functions with N(0, 4) weights at three inputs: the Gaussian of covariance 4·XXᵀ."""
-    x = torch.randn(3, 4, dtype=DOUBLE)
-    network = nn.Linear(4, 2, bias=False, dtype=DOUBLE)
-    prior = FittedPrior(network_draws(network, 2.0), num_draws=40_000, num_inputs=3)
-    outputs = torch.randn(5, 3, 2, dtype=DOUBLE)
-    law = MultivariateNormal(torch.zeros(3, dtype=DOUBLE), 4 * x @ x.T)
-    expected = law.log_prob(outputs.mT).sum(-1)
-    torch.testing.assert_close(prior.log_density(x, outputs), expected, rtol=0.03, atol=0.1)
-
-
-def test_fitted_prior_has_a_floor_and_few_inputs():
-    """Draws without spread: an isotropic Gaussian of the floor's variance about them, at num_inputs inputs."""
-    prior = FittedPrior(lambda inputs, count: inputs[:, 0].expand(count, -1), num_inputs=2, floor=0.25)
-    x = torch.tensor([[1.0], [2.0], [3.0]], dtype=DOUBLE)
-    outputs = (x[:, 0] + 0.5).expand(4, 3)
-    expected = 2 * Normal(0.0, 0.5).log_prob(torch.tensor(0.5, dtype=DOUBLE))
-    torch.testing.assert_close(prior.log_density(x, outputs), expected.expand(4))
-
-
-def test_measurement_set():
-    batch, inputs = torch.zeros(3, 2), torch.ones(5, 2)
-    found = measurement_set(batch, inputs, 400, scale=0.1, generator=torch.Generator().manual_seed(0))
-    assert found.shape == (403, 2)
-    assert torch.equal(found[:3], batch)
-    assert found[3:].mean().item() == pytest.approx(1.0, abs=0.02)
-    assert found[3:].std().item() == pytest.approx(0.1, rel=0.1)
-    assert measurement_set(batch, inputs, 0, scale=0.1).shape == (3, 2)
-
-
-def test_losses():
-    outputs, y, log_noise = torch.randn(4, 6), torch.randn(6), torch.randn(4)
-    expected = -Normal(outputs, log_noise.exp()[:, None]).log_prob(y).mean(1)
-    torch.testing.assert_close(regression_loss(outputs, y, log_noise), expected)
-    logits, labels = torch.randn(4, 6, 3), torch.randint(3, (6,))
-    expected = torch.stack([nn.functional.cross_entropy(one, labels) for one in logits])
-    torch.testing.assert_close(classification_loss(logits, labels), expected)

@@ -15,11 +15,11 @@ def test_prediction_is_the_average_over_the_particles():
     network, params = stacked_mlp(4)
     x = torch.randn(7, 3)
     samples = particle_samples(network, params)
-    each = torch.stack(
+    outputs = torch.stack(
         [torch.func.functional_call(network, {n: p[m] for n, p in params.items()}, (x,)) for m in range(4)]
     )
-    torch.testing.assert_close(samples.predict(x), each.softmax(-1).mean(0).detach())
-    torch.testing.assert_close(samples.predict(x, output="regression"), each.mean(0).detach())
+    torch.testing.assert_close(samples.predict(x), outputs.softmax(-1).mean(0).detach())
+    torch.testing.assert_close(samples.predict(x, output="regression"), outputs.mean(0).detach())
     assert samples.predict_samples(x).shape == (4, 7, 2)
     assert 0 <= metrics.ece(samples.predict(x), torch.randint(2, (7,))) <= 1
 
@@ -36,12 +36,12 @@ def test_they_stay_when_the_particles_move_on(tmp_path):
 
     samples = particle_samples(network, params)
     before = samples.predict(x)
-    own = [p.detach().clone() for p in network.parameters()]
+    weights = [p.detach().clone() for p in network.parameters()]
     sampler.step(closure)
     assert torch.equal(samples.predict(x), before)
     moved = particle_samples(network, params)
     assert not torch.allclose(moved.predict(x), before)
-    assert all(torch.equal(p, o) for p, o in zip(network.parameters(), own, strict=True))
+    assert all(torch.equal(p, o) for p, o in zip(network.parameters(), weights, strict=True))
     moved.save(tmp_path / "particles.safetensors")
     again = PosteriorSamples.load(tmp_path / "particles.safetensors", network)
     assert torch.equal(again.predict(x), moved.predict(x))

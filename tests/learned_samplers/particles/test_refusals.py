@@ -1,4 +1,4 @@
-"""What the particle samplers refuse: an error of its class that names what is wrong, and nothing has changed."""
+"""Refusals of the particle samplers: an error of its class that names what is wrong, and nothing has changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.learned_samplers.particles.particle_problems import (
 
 NAN, INF = float("nan"), float("inf")
 ADAM = torch.optim.Adam
-HALF = torch.float16
+HALF, ZERO = torch.float16, torch.zeros(1)
 
 
 def w(count=4, *shape, **keywords):
@@ -40,8 +40,16 @@ def gp(outputs, covariance=None):
     return ps.GaussianProcessPrior(covariance or ps.squared_exponential()).log_density(leaf(2, 1), outputs)
 
 
-def stacked(**other):
-    return {**stacked_mlp(3)[1], **other}
+def measured(batch=ZERO, inputs=ZERO, count=2, generator=None):
+    return ps.measurement_set(batch, inputs, count, scale=0.1, generator=generator)
+
+
+def classified(label):
+    return ps.classification_loss(torch.zeros(4, 6, 3), torch.full((6,), label))
+
+
+def stacked(**tensors):
+    return {**stacked_mlp(3)[1], **tensors}
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -52,6 +60,7 @@ def stacked(**other):
         (w(), {"lr": "fast"}, TypeError, "lr"),
         (w(), {"num_data": 0}, ValueError, "num_data"),
         (w(), {"num_data": None}, TypeError, "num_data"),
+        *((w(), {name: 10**30}, ValueError, name) for name in ("lr", "num_data", "prior_precision")),
         (w(), {"prior_precision": -1.0}, ValueError, "prior_precision"),
         (w(), {"base_optimizer": "adam"}, TypeError, "base_optimizer"),
         (w(), {"base_optimizer": dict}, TypeError, "base_optimizer"),
@@ -97,6 +106,9 @@ def test_arguments(name, params, keywords, error, named):
         (lambda: ps.MTSGD([w()], 0.1, gradient_normalisation="l2"), ValueError, "gradient_normalisation"),
         (lambda: ps.MTSGD([w()], 0.1, kernel_on="features"), ValueError, "target_weights.*kernel_on"),
         (lambda: ps.MTSGD([{"params": [w()], "task": "first"}], 0.1), TypeError, "task"),
+        (lambda: ps.MTSGD([{"params": [w()]}, {"params": [w()], "num_data": 5}], 0.1), ValueError, "num_data.* same"),
+        (lambda: ps.SVGD([w()], 0.1, task=0), TypeError, "SVGD has no argument task"),
+        (lambda: ps.MGDA([w()], 0.1, temperature=1.0), TypeError, "MGDA has no argument temperature"),
         (lambda: ps.MTSGD([{"params": [w()], "task": -1}], 0.1), ValueError, "task"),
         (lambda: ps.MTSGD([{"params": [w(), x := w()]}, {"params": [x], "task": 0}], 0.1), ValueError, "more than one"),
         (lambda: ps.MOOSVGD([w()], 0.1, kernel_on="features"), ValueError, "kernel_on"),
@@ -105,6 +117,7 @@ def test_arguments(name, params, keywords, error, named):
         (lambda: ps.ParetoMTL([w()], 0.1, preferences=[[0.0, 0.0]] * 4), ValueError, "preferences"),
         (lambda: ps.ParetoMTL([w()], 0.1, preferences=[[NAN, 1.0]] * 4), ValueError, "preferences"),
         (lambda: ps.ParetoMTL([w()], 0.1, preferences=[1.0, 0.0]), ValueError, "preferences"),
+        *((lambda x=x: ps.ParetoMTL([w()], 0.1, preferences=x), TypeError, "preferences") for x in ("x", 10**30)),
         (lambda: ps.FSVGD([{"params": [w()], "prior_precision": 1.0}], 0.1, 20), ValueError, "prior_precision"),
         (lambda: ps.FSVGD([{"params": [w()], "likelihood": "yes"}], 0.1, 20), ValueError, "likelihood"),
         (lambda: ps.FSVGD([{"params": [w()], "task": 0}], 0.1, 20), ValueError, "task"),
@@ -128,12 +141,27 @@ def test_arguments(name, params, keywords, error, named):
         ),
         (lambda: ps.GaussianProcessPrior(ps.squared_exponential(), jitter=0.0), ValueError, "jitter"),
         (lambda: ps.squared_exponential(-1.0), ValueError, "length_scale"),
-        (lambda: ps.FittedPrior(None, num_draws=1), ValueError, "num_draws"),
-        (lambda: ps.FittedPrior(None, floor=0.0), ValueError, "floor"),
+        (lambda: ps.GaussianProcessPrior("rbf"), TypeError, "covariance"),
+        (lambda: ps.FittedPrior(None), TypeError, "draws"),
+        (lambda: ps.FittedPrior(print, num_draws=1), ValueError, "num_draws"),
+        (lambda: ps.FittedPrior(print, floor=0.0), ValueError, "floor"),
+        (lambda: ps.FittedPrior(print, generator=3), TypeError, "generator"),
+        (lambda: ps.network_draws("net", 1.0), TypeError, "network"),
+        (lambda: ps.network_draws(nn.Linear(1, 1), 1.0, generator=3), TypeError, "generator"),
         (lambda: ps.network_draws(nn.Linear(1, 1), 0.0), ValueError, "standard_deviation"),
-        (lambda: ps.measurement_set(torch.zeros(1), torch.zeros(1), -1, scale=0.1), ValueError, "count"),
+        *((lambda x=x: measured(count=x), ValueError, "count") for x in (-1, 10**30)),
+        (lambda: measured(batch=[0.0]), TypeError, "batch"),
+        (lambda: measured(inputs=[0.0]), TypeError, "inputs"),
+        (lambda: measured(generator=3), TypeError, "generator"),
         (lambda: ps.regression_loss(torch.zeros(4, 6), torch.zeros(5), torch.zeros(4)), ValueError, "targets"),
+        (lambda: ps.regression_loss(torch.zeros(4, 6), [0.0] * 6, torch.zeros(4)), TypeError, "targets"),
+        (lambda: ps.regression_loss(torch.zeros(4, 6), torch.zeros(6), 0.0), TypeError, "log_noise"),
         (lambda: ps.classification_loss(torch.zeros(4, 6), torch.zeros(6)), ValueError, "logits"),
+        (lambda: ps.classification_loss([0.0], leaf(6)), TypeError, "outputs"),
+        (lambda: ps.classification_loss(torch.zeros(4, 6, 3), 2), TypeError, "labels"),
+        (lambda: ps.classification_loss(torch.zeros(4, 6, 3), torch.zeros(6)), TypeError, "labels.*float32"),
+        *((lambda x=x: classified(x), ValueError, "labels.*from 0 to 2") for x in (3, -1)),
+        (lambda: ps.GaussianProcessPrior(ps.squared_exponential()).log_density([0.0], leaf(3, 1)), TypeError, "inputs"),
         (lambda: gp(leaf(3, 2), lambda a, b: -torch.eye(2)), ValueError, "covariance"),
         (lambda: gp(leaf(3, 4)), ValueError, "outputs"),
         (lambda: ps.particle_samples(lambda x: x, stacked()), TypeError, "model"),
@@ -283,9 +311,9 @@ def test_steps_of_one():
     for wrong in (lambda e: e, lambda e: (e, x[:3] * 1), lambda e: (e, x.detach())):
         refused(features, lambda wrong=wrong: wrong(energies("SVGD", x)), ValueError, "features")
     net = TwoHeads()
-    groups = net.groups()
-    groups[1]["num_data"] = 5
-    refused(ps.MTSGD(groups, 0.1), net.losses, ValueError, "num_data")
+    sampler = ps.MTSGD(net.groups(), 0.1)
+    sampler.param_groups[1]["temperature"] = 0.5
+    refused(sampler, net.losses, ValueError, "temperature must be the same")
 
     def overflowing(points):
         matrix = ps.RBF()(points)
@@ -327,8 +355,8 @@ def test_closures_of_functions(spoil, error, named):
 
 
 def test_steps_of_functions():
-    x, other = w(1, 3), leaf(1)
-    idle = ("idle", other)
+    x, idle_parameter = w(1, 3), leaf(1)
+    idle = ("idle", idle_parameter)
 
     def closure():
         outputs = x * 1.0
@@ -336,7 +364,7 @@ def test_steps_of_functions():
 
     for params, kernel, named in [
         ([x], ps.RBF("off_diagonal_median"), "bandwidth"),
-        ([{"params": [other], "likelihood": True}], None, "network's"),
+        ([{"params": [idle_parameter], "likelihood": True}], None, "network's"),
         ([("x", x), idle], None, "'idle' takes no part in the outputs"),
         (
             [{"params": [("x", x)]}, {"params": [idle], "likelihood": True}],
@@ -384,7 +412,7 @@ BY_ADAM, FRONT = {"base_optimizer": ADAM}, [[1.0, 0.0], [0.6, 0.8], [0.8, 0.6], 
     ],
 )
 def test_a_state_of_other_settings(cls, ours, theirs, named):
-    """Of another number of particles too: without state tensors it fitted, and the next step failed in the middle."""
+    """Another number of particles is refused, too: without state tensors it fitted, and the next step failed."""
     refuses_state(after_a_step(cls, **ours), after_a_step(cls, **theirs).state_dict(), named)
 
 

@@ -14,7 +14,7 @@ SIZES = (1, 2, 3, 4, 5, 12)
 
 
 def residual(gram, weights):
-    """How far w is from optimal: w on the simplex, and (Uw)ᵢ ≥ wᵀUw for every i, relative to the largest entry."""
+    """Distance of w from optimal: w on the simplex, and (Uw)ᵢ ≥ wᵀUw for every i, relative to the largest entry."""
     product = (gram @ weights[..., None])[..., 0]
     value = (product * weights).sum(-1, keepdim=True)
     scale = gram.abs().amax(dim=(-2, -1)).clamp_min(1e-300)

@@ -184,7 +184,7 @@ def test_frozen_statistics_that_change_or_are_missing_are_an_error(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")  # torch deprecates it; models still have it
-def test_a_network_that_cannot_be_copied_says_what_to_do():
+def test_a_network_that_keeps_a_computed_weight_is_copied_all_the_same():
     torch.manual_seed(0)
     model = nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 4)), nn.BatchNorm1d(4), nn.Linear(4, 1))
     sampler = SGHMC(model.parameters(), 1e-3, 20)
@@ -194,9 +194,5 @@ def test_a_network_that_cannot_be_copied_says_what_to_do():
         sampler.zero_grad()
         model(x).square().mean().backward()
         sampler.step()
-    with pytest.raises(ValueError, match=r"cannot be copied.*model\.eval\(\)\(x\)"):
-        posterior.reestimate_buffers(x)
-    with torch.no_grad():
-        model.eval()(x)
     posterior.reestimate_buffers(x)
     assert posterior.predict(x, output="regression", vectorize=False).shape == (20, 1)

@@ -129,7 +129,7 @@ def test_predicting(x, options, error, named):
         (2, lambda o: (o, o), {}, r"a tuple of 2 \(\(7, 2\), \(7, 2\)\).*select=0"),
         (2, lambda o: {"a": o, "b": o}, {}, "a dict with 'a', 'b'.*select='a'"),
         (2, lambda o: {"a": o, "b": o}, {"select": "c"}, "select='c'.*a dict with 'a'"),
-        (2, lambda o: (o, o), {"output": "regression"}, "noise='log_variance' or noise='scale', or .*select=0"),
+        (2, lambda o: (o, o), {"output": "regression"}, "noise='variance', 'log_variance' or 'scale' .*select=0"),
         (4, lambda o: (o[:, :1], o[:, 1:]), {"output": "regression", "noise": "scale"}, r"\(\(7, 1\), \(7, 3\)\)"),
         (2, lambda o: -o.abs(), {"output": "regression", "noise": "scale"}, "scale that is not above 0"),
         (3, lambda o: ("text", o), {"select": 0}, "select=0 .*str"),
@@ -203,6 +203,7 @@ def of(model):
         (lambda: SampleCollection.merge([collected(), collected(frozen())]), ValueError, r"'0\.weight' .* not in coll"),
         (lambda: SampleCollection.merge([collected(), collected(steps=0)]), ValueError, r"collections\[1\]"),
         (lambda: SampleCollection.merge(["a.safetensors"]), ValueError, r"model .*collections\[0\]"),
+        (lambda: SampleCollection.merge([collected()], model=3), TypeError, "model.*int"),
         (
             lambda: SampleCollection.merge([collected(buffers="snapshot"), collected()]),
             ValueError,

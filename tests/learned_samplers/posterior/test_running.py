@@ -1,17 +1,15 @@
 """Running a network under sampled weights: what vmap cannot run, what a forward leaves, what it does not see."""
 
-import copy
-import io
 import warnings
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils import parametrize
 
 from learned_samplers import PosteriorSamples, SampleCollection
-from learned_samplers.posterior import running
+from learned_samplers.posterior import trial
 from tests.learned_samplers.posterior.common import collect, collection, copied, ensemble, same, sghmc, train
 
 X = torch.linspace(-2, 2, 160).view(40, 4)
@@ -114,117 +112,7 @@ def test_torch_asks_nobody_to_report_a_missing_batching_rule(network):
         assert samples._runner.vmap_fails == (vectorize is None), "the loop over samples is taken"
 
 
-# -- what a forward leaves in its modules -----------------------------------------------------------------------------
-
-
-class Keeping(nn.Module):
-    """Keeps what it computes as attributes: a tensor, a tensor in a list and in a dictionary, and a count."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.head, self.norm = nn.Linear(4, 5), nn.Linear(5, 3), nn.BatchNorm1d(4)
-        self.last, self.all, self.named, self.calls = None, [], {}, 0
-
-    def forward(self, x):
-        hidden = self.layer(self.norm(x)).tanh()
-        self.last = self.named["hidden"] = hidden.detach()
-        self.all.append(hidden)
-        self.calls += 1
-        return self.head(hidden)
-
-
-class CachedTable(nn.Module):
-    """Computes something from its weight once in evaluation mode."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight, self.table = nn.Parameter(torch.randn(4, 3)), None
-
-    def forward(self, x):
-        if self.table is None:
-            self.table = self.weight.square()
-        return x @ self.table
-
-
-def with_copies(build):
-    """A collection, and what copies of its members predict."""
-    members = ensemble(build)
-    model, copies = members[0], ensemble(build)
-    samples = SampleCollection.from_samples(model, [member.state_dict() for member in members])
-    with torch.no_grad():
-        for twin, member in zip(copies, members, strict=True):
-            twin.load_state_dict(member.state_dict())
-        return samples, torch.stack([twin.eval()(X) for twin in copies]).softmax(2)
-
-
-def weight_norm():
-    with pytest.warns(FutureWarning, match="weight_norm"):
-        return nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 5)), nn.Linear(5, 3))
-
-
-def pruned():
-    network = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
-    prune.l1_unstructured(network[0], "weight", 0.3)
-    return network
-
-
-def spectral_norm():
-    return nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 5)), nn.Linear(5, 3))
-
-
-@pytest.mark.parametrize("build", [Keeping, weight_norm, spectral_norm, pruned])
-@pytest.mark.parametrize("vectorize", [None, True, False])
-def test_a_network_can_be_copied_and_saved_after_predicting(build, vectorize):
-    samples, expected = with_copies(build)
-    model = samples.model
-    with torch.no_grad():
-        model(X)
-    before = [dict(vars(module)) for module in model.modules()]
-    for _ in range(2):
-        torch.testing.assert_close(samples.predict_samples(X, sample_chunk=2, vectorize=vectorize), expected)
-    after = [dict(vars(module)) for module in model.modules()]
-    assert all(a.keys() == b.keys() and all(a[k] is b[k] for k in a) for a, b in zip(before, after, strict=True))
-    torch.save(model, io.BytesIO())
-    copy.deepcopy(model)
-    if build is Keeping:
-        assert (model.calls, len(model.all), list(model.named)) == (1, 1, ["hidden"])
-        with pytest.raises(RuntimeError, match="mat1 and mat2"):
-            samples.predict(X, output=lambda out: out @ torch.ones(4, 4))
-        assert model.calls == 1, "what a failing run leaves is gone too"
-
-
-@pytest.mark.parametrize("vectorize", [True, False])
-def test_a_cache_of_one_sample_does_not_reach_the_next(vectorize):
-    samples, expected = with_copies(CachedTable)
-    assert expected.std(0).mean() > 0.01, "the samples must differ for this to be a test"
-    torch.testing.assert_close(samples.predict_samples(X, sample_chunk=2, vectorize=vectorize), expected)
-    assert samples.model.table is None
-
-
-# -- weights that forward does not look up ----------------------------------------------------------------------------
-
-
-class FromList(nn.Module):
-    """Reads its weights from a plain list."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
-        self.params = [self.a.weight, self.a.bias]
-
-    def forward(self, x):
-        return self.head(nn.functional.linear(x, *self.params).tanh())
-
-
-def by_closure():
-    """A correction of low rank by hand, in a forward that replaces the layer's."""
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).requires_grad_(False)
-    for layer in (model[0], model[2]):
-        layer.down = down = nn.Parameter(torch.randn(2, layer.in_features))
-        layer.up = up = nn.Parameter(torch.randn(layer.out_features, 2))
-        plain = layer.forward
-        layer.forward = lambda h, plain=plain, down=down, up=up: plain(h) + h @ down.T @ up.T
-    return model
+# -- the trial ---------------------------------------------------------------------------------------------------------
 
 
 class Noisy(nn.Module):
@@ -241,28 +129,6 @@ class Noisy(nn.Module):
         return out + (torch.randn_like(out) if self.source == "torch" else torch.from_numpy(OTHER.random(out.shape)))
 
 
-@pytest.mark.parametrize(("build", "name"), [(FromList, "a.weight"), (by_closure, "0.down")])
-@pytest.mark.parametrize("vectorize", [None, False])
-def test_weights_that_forward_does_not_look_up_are_named(build, name, vectorize):
-    posterior = chain(build())
-    before = copied(posterior.model.state_dict())
-    for use in (posterior.predict, posterior.uncertainty, posterior.predict_samples):  # again and again
-        with pytest.raises(ValueError, match=rf"forward .*'{name}' perhaps"):
-            use(X, vectorize=vectorize)
-    assert same(before, posterior.model.state_dict())
-
-
-def test_a_sample_that_is_the_networks_own_state_tells_nothing_yet():
-    model = FromList()
-    samples = SampleCollection.from_samples(model, [model.state_dict()])
-    with torch.no_grad():
-        torch.testing.assert_close(samples.predict(X), model(X).softmax(1))
-        for parameter in model.parameters():
-            parameter.mul_(2)
-    with pytest.raises(ValueError, match=r"forward .*weights"):
-        samples.predict(X)
-
-
 @pytest.mark.parametrize("source", ["torch", "numpy"])
 def test_the_network_is_left_as_it_was_and_noise_is_no_fault(source):
     posterior = chain(Noisy(source), buffers="snapshot")
@@ -270,7 +136,7 @@ def test_the_network_is_left_as_it_was_and_noise_is_no_fault(source):
     loss = nn.functional.cross_entropy(model(X), Y)
     before, versions = copied(model.state_dict()), {key: tensor._version for key, tensor in tensors.items()}
     posterior.predict(X)
-    assert posterior._runner._uses_weights
+    assert posterior._runner.trial.reads_weights
     assert same(before, model.state_dict())
     assert versions == {key: tensor._version for key, tensor in tensors.items()}
     assert [m.training for m in model.modules()] == [True] * 3
@@ -284,7 +150,7 @@ def test_the_network_is_tried_once_on_a_few_rows_and_draws_no_numbers():
     state = torch.get_rng_state()
     posterior.predict(X)
     assert torch.equal(torch.get_rng_state(), state)
-    assert (max(rows[:-1]), rows[-1]) == (running.FEW, len(X))
+    assert (max(rows[:-1]), rows[-1]) == (trial.FEW, len(X))
     del rows[:]
     posterior.predict(X)
     assert rows == [len(X)]
@@ -297,13 +163,13 @@ def test_a_network_that_needs_all_rows_is_tried_with_all():
 
     posterior = chain(Graph(4, 3))
     assert posterior.predict(X).shape == (40, 3)
-    assert posterior._runner._uses_weights
+    assert posterior._runner.trial.reads_weights
 
 
 def test_in_half_precision_rounding_is_no_fault():
     samples = collection(ensemble(lambda: nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 3)).bfloat16()))
     assert samples.predict(X.bfloat16()).shape == (40, 3)
-    assert samples._runner._uses_weights
+    assert samples._runner.trial.reads_weights
 
 
 @pytest.mark.parametrize("vectorize", [None, False])

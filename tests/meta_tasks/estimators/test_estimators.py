@@ -119,7 +119,7 @@ def test_jobs_of_es_have_fresh_names_and_one_horizon_an_iteration():
     jobs = [estimator.jobs(5, iteration) for iteration in range(20)]
     names = [name for each in jobs for job in each for name in job.pairs]
     assert len(set(names)) == 6 * 20
-    assert len({job.task for each in jobs for job in each}) == 2 * 20
+    assert len({job.tasks for each in jobs for job in each}) == 2 * 20
     assert all(len({job.steps for job in each}) == 1 for each in jobs)
     assert all(job.steps == job.schedule.steps and job.slot is None for each in jobs for job in each)
     assert len({each[0].steps for each in jobs}) > 10

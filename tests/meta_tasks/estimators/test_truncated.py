@@ -10,10 +10,10 @@ import learned_samplers.differentiable  # noqa: F401  (makes the samplers known 
 from learned_samplers import MetaSGMCMC
 from learned_samplers.learned.meta_fields import build_meta_network
 from learned_samplers.learned.network import flatten, layers_of
+from meta_tasks.estimators import truncated
 from meta_tasks.estimators.truncated import TruncatedBackpropagation
 from meta_tasks.inner_loop.chains import ChainUnroll, MeanLoss
 from meta_tasks.inner_loop.schedule import Horizon, Schedule
-from meta_tasks.objectives import SteinKL
 from meta_tasks.objectives.stein import stein_score
 from meta_tasks.random_streams import generator
 from meta_tasks.rules.base import Hyperparameters
@@ -104,7 +104,7 @@ def by_higher(problem, rule, weights, start, seeds, steps, every, schedule):
 
 
 def window(problem, rule, weights, schedule, seeds, *, steps=12, every=3, curvature=True):
-    unroll = ChainUnroll(problem, rule, SteinKL, schedule, seeds, curvature=curvature)
+    unroll = ChainUnroll(problem, rule, schedule, seeds, curvature=curvature)
     start = unroll.parameter.to(problem.mean.dtype)
     unroll.replace_states(start, (torch.zeros_like(start),))
     return unroll, start, unroll.backpropagate(weights, steps, every)
@@ -128,7 +128,7 @@ def test_exact_draws_at_any_temperature_are_not_pushed_anywhere(temperature):
     """The derivative of KL[q‖p] in the logarithm of a scale is 0 where q is p, which is exp(−U/T)."""
     d, count = 5, 400
     gaussian = GaussianTask(torch.zeros(d), torch.eye(d), Hyperparameters(0.1, N, temperature=temperature))
-    unroll = ChainUnroll(gaussian, MetaSGMCMCRule(), lambda: SteinKL(0.05, 0.0), Schedule(10, 0, 5), list(range(count)))
+    unroll = ChainUnroll(gaussian, MetaSGMCMCRule(), Schedule(10, 0, 5), list(range(count)))
     scale = torch.ones((), requires_grad=True)
     draws = torch.randn(count, d, generator=generator(3)) * (temperature / N) ** 0.5
     unroll.parameter, unroll._due = draws * scale, (True, False)
@@ -161,7 +161,7 @@ FAMILY = GaussianFamily(dimensions=(2, 3), num_data=100, lrs=(0.02,))
 
 
 def tbptt(**settings):
-    own = {"every": 2, "chains": 6, "slots": 2, "replay": 3, **settings}
+    own = {"every": 2, "chains": 6, "slots": 2, **settings}
     return TruncatedBackpropagation(Horizon(12, 20, samples=4), 4, **own)
 
 
@@ -199,6 +199,7 @@ def test_worker_processes_give_the_weights_that_one_process_gives(tmp_path):
 
 def test_replay_starts_inner_loops_at_earlier_states(monkeypatch):
     starts, original = [], ChainUnroll.replace_states
+    monkeypatch.setattr(truncated, "ENSEMBLES", 3)
     monkeypatch.setattr(ChainUnroll, "replace_states", lambda *args: starts.append(args[1]) or original(*args))
     made = trainer(iterations=40)
     made.run()
@@ -208,7 +209,7 @@ def test_replay_starts_inner_loops_at_earlier_states(monkeypatch):
 
 def reached(rule, weights, problem):
     """KL to the posterior from the Gaussian with the moments of where sixty chains are after a horizon."""
-    unroll = ChainUnroll(problem, rule, SteinKL, Schedule(20, 0, 5), list(range(60)))
+    unroll = ChainUnroll(problem, rule, Schedule(20, 0, 5), list(range(60)))
     unroll.advance(weights.detach().expand(60, -1))
     x, precision = unroll.parameter.double(), problem.precision.double() * problem.hyperparameters.num_data
     found = MultivariateNormal(x.mean(0), torch.cov(x.T))

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from meta_tasks.inner_loop import ChainUnroll, Schedule
-from meta_tasks.objectives import SteinKL
 from meta_tasks.rules.learned import MetaSGMCMCRule
 from meta_tasks.tasks import GaussianFamily
 
@@ -38,7 +37,7 @@ def test_samples_of_a_skipped_stretch_are_the_states_that_the_chains_had(weights
     kept, gradients = [], []
     for native in ("0", "1"):
         monkeypatch.setenv("LEARNED_SAMPLERS_NATIVE", native)
-        unroll = ChainUnroll(TASK, RULE, SteinKL, Schedule(60, 0, 10), [1, 2, 3, 4])
+        unroll = ChainUnroll(TASK, RULE, Schedule(60, 0, 10), [1, 2, 3, 4])
         unroll.advance(weights.expand(4, -1), skipped)
         gradients.append(unroll.backpropagate(weights, 60 - skipped, 5))
         kept.append(torch.stack(unroll.objective.kept))
@@ -47,7 +46,7 @@ def test_samples_of_a_skipped_stretch_are_the_states_that_the_chains_had(weights
 
 
 def test_samples_of_a_window_last_through_the_steps_after_it(weights):
-    unroll = ChainUnroll(TASK, RULE, SteinKL, Schedule(60, 0, 10), [1, 2, 3, 4])
+    unroll = ChainUnroll(TASK, RULE, Schedule(60, 0, 10), [1, 2, 3, 4])
     unroll.backpropagate(weights, 20, 5)
     before = [each.clone() for each in unroll.objective.kept]
     unroll.advance(weights.expand(4, -1), 5)
@@ -56,8 +55,8 @@ def test_samples_of_a_window_last_through_the_steps_after_it(weights):
 
 def test_a_chain_that_has_failed_takes_no_gradient_from_the_others(weights):
     seeds = list(range(6))
-    unroll = ChainUnroll(Stiff(TASK, 6), RULE, SteinKL, Schedule(240, 0, 10), seeds)
-    others = ChainUnroll(TASK, RULE, SteinKL, Schedule(240, 0, 10), seeds[1:])
+    unroll = ChainUnroll(Stiff(TASK, 6), RULE, Schedule(240, 0, 10), seeds)
+    others = ChainUnroll(TASK, RULE, Schedule(240, 0, 10), seeds[1:])
     for window in range(4):
         found, expected = (each.backpropagate(weights, 60, 5) for each in (unroll, others))
         if window == 0:

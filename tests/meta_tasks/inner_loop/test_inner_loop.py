@@ -45,7 +45,7 @@ class Replay(nn.Module):
         config = self.task.config
         num_data = self.task.hyperparameters.num_data
         batches = Minibatches(derive_seed(self.seed, "minibatches"), num_data, config.batch_size)
-        x, y = self.task._train
+        x, y = self.task.train
         for step in range(steps):
             index = batches.indices(step)
 
@@ -142,7 +142,7 @@ def test_the_model_average_is_that_of_the_collected_states():
         if step in (5, 7):
             states.append(run.parameter.clone())
     assert schedule.num_samples == run.objective.count == 2
-    x, y = task._held_out
+    x, y = task.held_out
     index = run._validation[0]
     probabilities = torch.stack([task.network.logits(state[:1], x[index][None]).softmax(-1)[0] for state in states])
     expected = -probabilities.mean(0)[torch.arange(20), y[index]].log().mean()

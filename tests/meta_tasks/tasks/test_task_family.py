@@ -29,7 +29,7 @@ def family(monkeypatch):
 def test_the_keys_fix_the_task(family):
     task, again, other = family.task(0, 3, 1), family.task(0, 3, 1), family.task(0, 3, 2)
     assert task.config == again.config != other.config
-    assert torch.equal(task._train[0], again._train[0])
+    assert torch.equal(task.train[0], again.train[0])
     assert torch.equal(task.initial(5), again.initial(5))
     assert family.config(1, 3, 1) != family.config(0, 3, 1)
 
@@ -106,19 +106,17 @@ def test_label_subsets_are_renumbered_and_keep_their_images():
     data = random_images(400, classes=5)
     task = ImageTask(TaskConfig("noise", "mlp", {"hidden": (4,)}, classes=(3, 0)), data, 0)
     assert task.num_classes == 2
-    assert (
-        task.hyperparameters.num_data == len(task._train[1]) == int(((data.train_y == 3) | (data.train_y == 0)).sum())
-    )
-    assert torch.equal(task._train[0][task._train[1] == 0], data.train_x[data.train_y == 3])
-    assert torch.equal(task._held_out[0][task._held_out[1] == 1], data.val_x[data.val_y == 0])
+    assert task.hyperparameters.num_data == len(task.train[1]) == int(((data.train_y == 3) | (data.train_y == 0)).sum())
+    assert torch.equal(task.train[0][task.train[1] == 0], data.train_x[data.train_y == 3])
+    assert torch.equal(task.held_out[0][task.held_out[1] == 1], data.val_x[data.val_y == 0])
 
 
 def test_a_small_training_set_is_a_seeded_subset_and_num_data_says_so():
     data = random_images(400)
     tasks = [ImageTask(TaskConfig("noise", "mlp", {}, num_data=30), data, seed) for seed in (0, 0, 1)]
     assert [task.hyperparameters.num_data for task in tasks] == [30, 30, 30]
-    assert torch.equal(tasks[0]._train[0], tasks[1]._train[0])
-    assert not torch.equal(tasks[0]._train[0], tasks[2]._train[0])
+    assert torch.equal(tasks[0].train[0], tasks[1].train[0])
+    assert not torch.equal(tasks[0].train[0], tasks[2].train[0])
     assert tasks[0].kind == "noise-mlp-small"
     whole = ImageTask(TaskConfig("noise", "mlp", {}, num_data=10**6), data, 0)
     assert whole.hyperparameters.num_data == data.num_data
@@ -144,4 +142,4 @@ def test_the_test_split_is_used_only_where_it_is_asked_for():
     assert image_task().config.split == "val"
     for split, least in (("val", 0), ("test", 10)):
         task = ImageTask(TaskConfig("noise", "mlp", {}, split=split), data, 0)
-        assert task._held_out[0].min() >= least
+        assert task.held_out[0].min() >= least

@@ -1,6 +1,7 @@
 """Checkpoints: whole or absent, the last few kept, a damaged one passed over, nothing unpickled."""
 
 import io
+import os
 import pickle
 import random
 import warnings
@@ -101,6 +102,26 @@ def test_nothing_is_unpickled_and_no_other_file_is_taken(tmp_path, payload, name
         path.write_bytes(sealed(content))
         with pytest.raises(ValueError, match=f"{path.name} ({named}|cannot be read)"):
             Checkpoints.read(path)
+
+
+def test_files_that_changed_their_names_are_told_from_damaged_ones_and_refused(tmp_path):
+    """Newest first, the older of two swapped files would be resumed."""
+    checkpoints = filled(tmp_path, 3)
+    _, second, third = checkpoints.paths()
+    second.rename(tmp_path / "aside")
+    third.rename(second)
+    (tmp_path / "aside").rename(third)
+    with pytest.warns(UserWarning, match=r"0000000[23]\.pt holds iteration [23]: it has another checkpoint's") as told:
+        assert checkpoints.load()["iteration"] == 1
+    assert len(told) == 2
+    assert Checkpoints.read(third.rename(tmp_path / "best.pt"))["iteration"] == 2  # a name that says nothing
+
+
+def test_a_pipe_in_the_place_of_a_checkpoint_is_not_waited_for(tmp_path):
+    checkpoints = filled(tmp_path, 1)
+    os.mkfifo(tmp_path / "checkpoint-00000002.pt")
+    with pytest.warns(UserWarning, match="no regular file"):
+        assert checkpoints.load()["iteration"] == 1
 
 
 def test_a_write_that_fails_leaves_the_old_ones(tmp_path, monkeypatch):

@@ -10,8 +10,7 @@ from meta_tasks.estimators import AntitheticES
 from meta_tasks.inner_loop.schedule import Horizon, Schedule
 from meta_tasks.rules.classical import SGHMCRule
 from meta_tasks.rules.learned import KineticRule, L2ERule
-from meta_tasks.tasks import family_named
-from meta_tasks.tasks.task import ImageTask
+from meta_tasks.tasks import ImageTask, TaskStack, family_named
 from meta_tasks.training import Trainer, TrainerSettings
 from meta_tasks.training import evaluation as module
 from meta_tasks.training.evaluation import HeldOutEvaluation
@@ -104,10 +103,12 @@ def test_the_baselines_have_their_own_grid():
 @pytest.mark.parametrize("rule", [SGHMCRule(), KineticRule((4,))], ids=["sghmc", "kinetic"])
 def test_every_sampler_takes_the_same_number_of_gradients(rule, evaluation, monkeypatch):
     taken = []
-    whole = ImageTask.loss_and_gradient
-    monkeypatch.setattr(ImageTask, "loss_and_gradient", lambda *args: taken.append(1) or whole(*args))
+    for task in (ImageTask, TaskStack):
+        whole = task.loss_and_gradient
+        counted = lambda *args, whole=whole: taken.append(len(args[1])) or whole(*args)  # noqa: E731
+        monkeypatch.setattr(task, "loss_and_gradient", counted)
     evaluation.score(rule, 0.1 * torch.randn(rule.num_weights, generator=torch.Generator().manual_seed(0)))
-    assert len(taken) == 40 * len(evaluation.lrs)  # of both chains at once
+    assert sum(taken) == 40 * len(evaluation.lrs) * evaluation.chains
 
 
 def test_baselines_are_scored_once_and_other_held_out_tasks_are_another_run(tmp_path, evaluation, capsys):
@@ -122,8 +123,8 @@ def test_baselines_are_scored_once_and_other_held_out_tasks_are_another_run(tmp_
 
 
 def test_held_out_tasks_are_fixed_and_run_as_the_sampler_is_trained(monkeypatch):
-    seen, whole, rule = [], module.Unroll, SGHMCRule()
-    monkeypatch.setattr(module, "Unroll", lambda *args, **more: seen.append(args[3]) or whole(*args, **more))
+    seen, whole, rule = [], module.unrolls_of, SGHMCRule()
+    monkeypatch.setattr(module, "unrolls_of", lambda *args, **more: seen.append(args[2]) or whole(*args, **more))
 
     def runs(**burn_in):
         made = HeldOutEvaluation(family_named("digits"), 80, samples=4, tasks=1, chains=1, lrs=(0.1,), **burn_in)
@@ -167,7 +168,7 @@ def test_what_was_logged_after_the_checkpoint_that_a_run_goes_on_from_is_dropped
 def test_a_curve_of_failed_members_alone_is_drawn_without_a_warning(tmp_path, monkeypatch):
     made = trainer(tmp_path, iterations=1, evaluate_every=0)
     whole = made.executor.run
-    nothing = {"curve": [float("nan")] * 4}
+    nothing = {"curves": {"digits-cnn": [float("nan")] * 4}}
     monkeypatch.setattr(made.executor, "run", lambda *args: [replace(each, **nothing) for each in whole(*args)])
     made.run()
     made.close()

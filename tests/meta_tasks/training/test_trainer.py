@@ -297,7 +297,7 @@ def test_the_log_of_an_iteration_is_what_its_pairs_say():
     assert done.rms_difference == pytest.approx(differences.square().mean().sqrt().item())
     assert done.member_steps_per_second > 0
     assert sum(result.member_steps for result in done.results) == 8 * 12
-    assert all(math.isfinite(point) for result in done.results for point in result.curve)
+    assert all(math.isfinite(point) for result in done.results for curve in result.curves.values() for point in curve)
 
 
 def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path, monkeypatch):

@@ -1,9 +1,9 @@
-"""Options and runs: Thompson sampling by every method on every problem."""
+"""Declaration of the bandits: Thompson sampling by every method on every problem."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -15,53 +15,40 @@ from torch import Tensor
 
 from experiments.bandits.posteriors import INITIAL_PULLS, METHODS, Budget, History, Posterior
 from experiments.bandits.problems import Bandit, mushroom, read_mushrooms, wheel
-from experiments.harness.methods import one_of
-from experiments.harness.options import DataOptions, RunOptions, each_once
-from experiments.harness.run_store import RunStore, fingerprint
-from meta_tasks.progress import progress
+from experiments.harness.figures import grid_lines, new_figure
+from experiments.harness.options import DataOptions, RunOptions, names_once, one_of
+from experiments.harness.output import counted
+from experiments.harness.run_store import fingerprint
+from experiments.harness.study import Experiment, Findings, Job, Measure, carry_out
 
 POINTS = 200  # of a regret curve that are kept
-#: The wheel's radii δ by the problem's name.
+#: Radii δ of the wheel by the problem's name.
 WHEELS = {f"wheel_{delta}": delta for delta in (0.5, 0.7, 0.9, 0.95, 0.99)}
-#: For each kind of problem by what rewards are divided before the network sees them, and the standard deviation of the
-#: noise that the likelihood assumes, in units of the reward. The wheel's own, 0.01, is too small to learn from.
+#: Divisor of the rewards that the network sees, and the standard deviation of the noise that the likelihood assumes, in
+#: units of the reward. The wheel's own noise, 0.01, is too small to learn from.
 SCALES = {"mushroom": (10.0, 1.0), "wheel": (50.0, 5.0)}
 
 
 @dataclass(frozen=True)
 class BanditOptions(DataOptions, RunOptions):
-    """Thompson sampling on contextual bandits, with posteriors by f-SVGD, bootstrap and SGHMC.
+    """Thompson sampling on contextual bandits, with posteriors by f-SVGD, bootstrap and SGHMC."""
 
-    Raises:
-        ValueError: an argument out of range, by name and value.
-    """
-
-    # Problems to play.
-    problem: tuple[Annotated[str, one_of(("mushroom", *WHEELS))], ...] = ("mushroom", *WHEELS)
+    problem: tuple[Annotated[str, one_of(("mushroom", *WHEELS))], ...] = ("mushroom", *WHEELS)  # Problems to play.
     # Posteriors for Thompson sampling, in any letter case.
     method: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(METHODS)
     # Rounds, networks and training.
     budget: Annotated[Budget, tyro.conf.OmitArgPrefixes] = field(default_factory=Budget)
-    # Folder of the runs, the table, the results and the figure.
-    out: Path = Path("runs/bandits")
+    out: Path = Path("runs/bandits")  # Folder of the runs, the table, the results and the figure.
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        each_once(self, "problem", "method")
+        names_once(self, "problem", "method")
 
 
 def play(
     bandit: Bandit, make: Callable[..., Posterior], budget: Budget, scale: float, noise: float, seed: int
 ) -> Tensor:
-    """The arms that Thompson sampling chooses, (n,).
-
-    Args:
-        bandit: its rounds.
-        make: the posterior, one of `METHODS`.
-        budget: of training.
-        scale, noise: see `SCALES`.
-        seed: of the networks, the minibatches and the choices.
-    """
+    """Arms that Thompson sampling chooses, (n,)."""
     rounds, arms = bandit.expected.shape
     generator = torch.Generator().manual_seed(seed)
     posterior = make(bandit.contexts, arms, noise / scale, budget, generator)
@@ -77,53 +64,83 @@ def play(
     return chosen
 
 
-class Runs:
-    """Every method on every problem."""
+class Bandits(Experiment):
+    """Relative regret of every method on every problem; rounds are the same for all methods of a seed."""
 
-    def __init__(self, options: BanditOptions):
-        self.options = options
-        self.stores = {problem: RunStore(options.out, fresh=options.fresh) for problem in options.problem}
-        self.mushrooms: tuple[Tensor, Tensor] | None = None
-        if "mushroom" in options.problem:
-            self.mushrooms = read_mushrooms(options.data)
-            self.stores["mushroom"].data = fingerprint(self.mushrooms)
+    measures = (Measure("regret", "cumulative regret in % of uniform choice", 2),)
+    matrix, seeds_first = True, True
+
+    def __init__(self, options: BanditOptions) -> None:
+        super().__init__(options)
+        self.mushrooms = read_mushrooms(options.data) if "mushroom" in options.problem else None
+        self.note = (
+            f"{options.budget.contexts:,} rounds, mean ± standard deviation over {counted(options.seeds, 'seed')}"
+        )
+
+    def problems(self) -> Sequence[str]:
+        return self.options.problem
+
+    def methods(self, problem: str) -> Sequence[str]:
+        return self.options.method
+
+    def data(self, problem: str) -> str | None:
+        return fingerprint(self.mushrooms) if problem == "mushroom" and self.mushrooms is not None else None
+
+    def made_of(self, job: Job) -> dict[str, Any]:
+        return {"scales": SCALES[job.problem.partition("_")[0]], **asdict(self.options.budget)}
 
     def bandit(self, problem: str, seed: int) -> Bandit:
-        """The rounds of a problem."""
-        generator = torch.Generator().manual_seed(seed)
-        rounds = self.options.budget.contexts
+        """Rounds of a problem."""
+        generator, rounds = torch.Generator().manual_seed(seed), self.options.budget.contexts
         if problem == "mushroom":
             assert self.mushrooms is not None
             return mushroom(*self.mushrooms, rounds, generator)
         return wheel(WHEELS[problem], rounds, generator)
 
-    def run(self, problem: str, method: str, seed: int) -> dict[str, Any]:
-        """``relative_regret`` in percent after ``rounds``, ``arms``: how often each was taken, and ``seconds``."""
-        budget, (scale, noise) = self.options.budget, SCALES[problem.partition("_")[0]]
+    def run(self, job: Job, store: Any) -> dict[str, Any]:
+        """Relative regret in % after ``rounds``, and how often each arm was taken."""
+        scales, start = SCALES[job.problem.partition("_")[0]], time.perf_counter()
+        bandit = self.bandit(job.problem, job.seed)
+        # Another stream than that of the rounds.
+        arms = play(bandit, METHODS[job.method], self.options.budget, *scales, job.seed + 10_000)
+        curve = bandit.relative_regret(arms)
+        rounds = torch.linspace(1, len(curve), min(POINTS, len(curve))).round().long()
+        return {
+            "regret": curve[-1].item(),
+            "rounds": rounds.tolist(),
+            "relative_regret": curve[rounds - 1].tolist(),
+            "arms": arms.bincount(minlength=bandit.expected.shape[1]).tolist(),
+            "seconds": time.perf_counter() - start,
+        }
 
-        def make() -> dict[str, Any]:
-            bandit, start = self.bandit(problem, seed), time.perf_counter()
-            # Another stream than that of the rounds.
-            arms = play(bandit, METHODS[method].build, budget, scale, noise, seed + 10_000)
-            seconds, curve = time.perf_counter() - start, bandit.relative_regret(arms)
-            rounds = torch.linspace(1, len(curve), min(POINTS, len(curve))).round().long()
-            counts = arms.bincount(minlength=bandit.expected.shape[1]).tolist()
-            regret = curve[rounds - 1].tolist()
-            return {"rounds": rounds.tolist(), "relative_regret": regret, "arms": counts, "seconds": seconds}
+    def figure(self, path: Path, findings: Findings, store: Any) -> None:
+        """Draw a panel a problem: relative regret against rounds, the mean over seeds and its standard deviation."""
+        width = min(3, len(findings.runs))
+        height = -(-len(findings.runs) // width)
+        fig = new_figure(3.6 * width + 0.3, 2.9 * height + 0.5)
+        axes = fig.subplots(height, width, squeeze=False).flatten()
+        colours = dict(zip(METHODS, ("#D55E00", "#0072B2", "#009E73"), strict=True))
+        for ax, (problem, methods) in zip(axes, findings.runs.items()):
+            for method, runs in methods.items():
+                curves = torch.tensor([run["relative_regret"] for run in runs])
+                # The first pulls are the same for all; before one of them costs anything this axis shows nothing.
+                begun = int((curves > 0).all(0).int().argmax())
+                x, mean, std = runs[0]["rounds"][begun:], curves.mean(0)[begun:], curves.std(0, correction=0)[begun:]
+                ax.plot(x, mean, color=colours[method], label=method)
+                band = {"color": colours[method], "alpha": 0.2, "linewidth": 0}
+                ax.fill_between(x, (mean - std).clamp_min(1), mean + std, **band)
+            ax.set(title=problem, yscale="log", ylim=(1, 200), xlabel="rounds", ylabel="regret, % of uniform")
+            ticks = (1, 2, 5, 10, 20, 50, 100, 200)
+            ax.set_yticks(ticks, [str(tick) for tick in ticks])
+            ax.minorticks_off()
+            grid_lines(ax)
+        for ax in axes[len(findings.runs) :]:
+            ax.remove()
+        handles, labels = axes[0].get_legend_handles_labels()
+        fig.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 2 * width))
+        fig.savefig(path, dpi=110)
 
-        settings = {"problem": problem, "method": method, "seed": seed, "scale": scale, "noise": noise}
-        settings |= asdict(budget)
-        return self.stores[problem].run(f"{problem}_{method}_seed{seed}", settings, make)
 
-    def all(self) -> dict[str, dict[str, list[dict[str, Any]]]]:
-        """Problem → method → its runs, one a seed."""
-        options = self.options
-        runs: dict[str, dict[str, list[dict[str, Any]]]] = {p: {m: [] for m in options.method} for p in options.problem}
-        with progress(total=len(options.problem) * len(options.method) * options.seeds, unit="run") as bar:
-            for seed in options.seed_list():
-                for problem in options.problem:
-                    for method in options.method:
-                        bar.set_description(f"{problem}, {method}, seed {seed}")
-                        runs[problem][method].append(self.run(problem, method, seed))
-                        bar.update()
-        return runs
+def bandits(options: BanditOptions, command: str) -> Findings:
+    """Play everything, and write table, figure and numbers."""
+    return carry_out(Bandits(options), options, command)

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.harness.methods import Method, by_name
-from experiments.harness.options import at_least_one, positive
+from experiments.harness.options import at_least, positive
 from learned_samplers import FSVGD, SGHMC
 from learned_samplers.particles import FittedPrior, measurement_set
 
@@ -26,38 +25,27 @@ MOMENTUM_DECAY = 0.1  # of SGHMC
 
 @dataclass(frozen=True)
 class Budget:
-    """Rounds, network and training, the same for every method.
+    """Rounds, network and training, the same for every method."""
 
-    Raises:
-        ValueError: a number out of range, by name.
-    """
-
-    # Rounds of each bandit.
-    contexts: int = 5_000
-    # Particles of f-SVGD, bootstrap replicates, chains of SGHMC.
-    members: int = 10
-    # Widths of the network's hidden layers (ReLU).
-    hidden: tuple[int, ...] = (50, 50)
-    # Rounds between two updates of the posterior.
-    interval: int = 20
-    # Minibatch gradients of an update.
-    steps: int = 20
-    # f-SVGD: Adam's learning rate.
-    fsvgd_lr: float = 5e-3
-    # Bootstrap: Adam's learning rate.
-    bootstrap_lr: float = 3e-3
+    contexts: int = 5_000  # Rounds of each bandit.
+    members: int = 10  # Particles of f-SVGD, bootstrap replicates, chains of SGHMC.
+    hidden: tuple[int, ...] = (50, 50)  # Widths of the network's hidden layers (ReLU).
+    interval: int = 20  # Rounds between two updates of the posterior.
+    steps: int = 20  # Minibatch gradients of an update.
+    fsvgd_lr: float = 5e-3  # f-SVGD: Adam's learning rate.
+    bootstrap_lr: float = 3e-3  # Bootstrap: Adam's learning rate.
     # SGHMC: learning rate in units of the noise's variance (the loss is a squared error over it).
     sghmc_lr: float = 2e-2
 
     def __post_init__(self) -> None:
-        at_least_one(self, "contexts", "members", "interval", "steps")
+        at_least(1, self, "contexts", "members", "interval", "steps")
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(f"hidden must hold positive widths, got {self.hidden}")
         positive(self, "fsvgd_lr", "bootstrap_lr", "sghmc_lr")
 
 
 class History:
-    """What has been seen: contexts (t, d), arms (t,) and scaled rewards (t,)."""
+    """Rounds that were seen: contexts (t, d), arms (t,) and scaled rewards (t,)."""
 
     def __init__(self, contexts: Tensor):
         self.contexts = contexts
@@ -122,7 +110,7 @@ class Posterior:
 class FunctionSpace(Posterior):
     """f-SVGD, with Adam; the prior on functions is fitted to draws of the weights' prior."""
 
-    def __init__(self, contexts: Tensor, arms: int, noise: float, budget: Budget, generator: torch.Generator):
+    def __init__(self, contexts: Tensor, arms: int, noise: float, budget: Budget, generator: torch.Generator) -> None:
         super().__init__(contexts, arms, noise, budget, generator)
         self.sampler = FSVGD(self.tensors, budget.fsvgd_lr, 1.0, base_optimizer=torch.optim.Adam)
         draws = lambda x, count: forward(prior_draw(self.sizes, count, generator), x)  # noqa: E731
@@ -130,8 +118,8 @@ class FunctionSpace(Posterior):
 
     def step(self, history: History, batch: Tensor) -> None:
         seen = history.contexts[: history.count]
-        own: Any = {"scale": MEASUREMENT_NOISE, "generator": self.generator}
-        inputs = measurement_set(seen[batch], seen, MEASUREMENT_POINTS, **own)
+        noise: Any = {"scale": MEASUREMENT_NOISE, "generator": self.generator}
+        inputs = measurement_set(seen[batch], seen, MEASUREMENT_POINTS, **noise)
 
         def closure() -> tuple[Tensor, Tensor, Tensor]:
             f = forward(self.tensors, inputs)
@@ -144,7 +132,7 @@ class FunctionSpace(Posterior):
 class Bootstrap(Posterior):
     """Members with Adam, each of which counts every round Poisson(1) times."""
 
-    def __init__(self, contexts: Tensor, arms: int, noise: float, budget: Budget, generator: torch.Generator):
+    def __init__(self, contexts: Tensor, arms: int, noise: float, budget: Budget, generator: torch.Generator) -> None:
         super().__init__(contexts, arms, noise, budget, generator)
         self.counts = torch.poisson(torch.ones(budget.members, len(contexts)), generator=generator)
         self.optimizer = torch.optim.Adam(self.tensors, budget.bootstrap_lr)
@@ -159,7 +147,7 @@ class Bootstrap(Posterior):
 class Chains(Posterior):
     """SGHMC chains side by side, each at its present state."""
 
-    def __init__(self, contexts: Tensor, arms: int, noise: float, budget: Budget, generator: torch.Generator):
+    def __init__(self, contexts: Tensor, arms: int, noise: float, budget: Budget, generator: torch.Generator) -> None:
         super().__init__(contexts, arms, noise, budget, generator)
         # The prior that the members are drawn from: precision in/2.
         groups = [
@@ -177,9 +165,5 @@ class Chains(Posterior):
         self.sampler.step()
 
 
-#: ``build`` is (contexts, arms, noise, budget, generator) → posterior; each has its learning rate in `Budget`.
-METHODS: dict[str, Method] = by_name(
-    Method("FSVGD", FunctionSpace, Budget.fsvgd_lr),
-    Method("Bootstrap", Bootstrap, Budget.bootstrap_lr),
-    Method("SGHMC", Chains, Budget.sghmc_lr),
-)
+#: (contexts, arms, noise, budget, generator) → posterior; each has its learning rate in `Budget`.
+METHODS: dict[str, type[Posterior]] = {"FSVGD": FunctionSpace, "Bootstrap": Bootstrap, "SGHMC": Chains}

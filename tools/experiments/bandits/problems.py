@@ -21,7 +21,7 @@ ATTRIBUTES = 22
 
 @dataclass(frozen=True)
 class Bandit:
-    """So many rounds of a bandit, drawn beforehand, so that every method meets the same ones.
+    """Rounds of a bandit, drawn beforehand, so that every method meets the same ones.
 
     Attributes:
         contexts: (n, d).
@@ -34,7 +34,7 @@ class Bandit:
     expected: Tensor
 
     def regret(self, arms: Tensor) -> Tensor:
-        """How much less than the best arm the chosen ones, (n,) indices, pay in expectation, each round, (n,)."""
+        """Expected loss against the best arm of the chosen ones, (n,) indices, in each round, (n,)."""
         chosen = self.expected.gather(1, arms[:, None])[:, 0]
         return self.expected.amax(1) - chosen
 
@@ -51,13 +51,6 @@ def read_mushrooms(root: str | os.PathLike[str] | None = None) -> tuple[Tensor, 
     """The attributes of the 8,124 mushrooms, one-hot (8124, 117), and whether each is edible, (8124,).
 
     A column is one value of one attribute that occurs; "?" (a missing stalk root) is a value like the others.
-
-    Args:
-        root: the data folder, as for `meta_tasks.datasets.load`.
-
-    Raises:
-        FileNotFoundError: the file is missing; says where it was looked for, and how to get it.
-        ValueError: the file is no such list, by line.
     """
     path = data_root(root) / "mushroom" / "agaricus-lepiota.data"
     if not path.is_file():
@@ -94,11 +87,7 @@ def mushroom(features: Tensor, edible: Tensor, rounds: int, generator: torch.Gen
 
 
 def wheel(delta: float, rounds: int, generator: torch.Generator) -> Bandit:
-    """Contexts uniform in the unit disc; arm 0 is safe, and each other one pays in its quadrant outside radius δ.
-
-    Raises:
-        ValueError: ``delta`` lies outside (0, 1).
-    """
+    """Contexts uniform in the unit disc; arm 0 is safe, and each other one pays in its quadrant outside radius δ."""
     if not 0 < delta < 1:
         raise ValueError(f"delta must lie in (0, 1), got {delta}")
     radius = torch.rand(rounds, generator=generator).sqrt()

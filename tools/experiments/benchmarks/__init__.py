@@ -1,4 +1,1 @@
-"""How fast is the library, and how much memory does it take? Each thing beside its peers, in one sitting.
-
-To be deleted when docs/speed.md quotes no numbers of its own.
-"""
+"""Time and memory of a step (`tools/benchmark.py`); it stays as long as there are samplers."""

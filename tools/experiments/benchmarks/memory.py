@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from experiments.benchmarks.samplers import COMPILED, SAMPLERS, step_of, uncompiled
-from experiments.benchmarks.timing import write_table
+from experiments.benchmarks.timing import COMPILED, SAMPLERS, step_of, uncompiled, write_table
 from experiments.harness.options import at_least
 from experiments.harness.tables import markdown
 
-_TENSORS = 200  # that the weights of a sampler are in, besides one
-_COLUMNS = 200  # of each
+_TENSORS, _COLUMNS = 200, 200  # of the weights of a sampler, besides one tensor; and of each tensor
 _M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 
 
@@ -27,10 +25,8 @@ _M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 class MemoryBenchmark:
     """State of each sampler, and peak memory of a step above it, in float32 on a CPU (Linux)."""
 
-    # Weights, in 200 tensors and in one.
-    weights: int = 10_000_000
-    # File for the Markdown table, besides the terminal.
-    out: Path | None = None
+    weights: int = 10_000_000  # Weights, in 200 tensors and in one.
+    out: Path | None = None  # File for the Markdown table, besides the terminal.
 
     def __post_init__(self) -> None:
         at_least(_TENSORS, self, "weights")
@@ -47,43 +43,38 @@ def step_bytes(name: str, weights: int, tensors: int, compiled: bool) -> tuple[f
     torch.set_num_threads(1)
     # Large blocks come from the system and go back to it, so that the resident memory is what is in use.
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 16)
-    each = weights // tensors
+    size = weights // tensors
     # Several tensors are matrices, of which some samplers keep more; a single one, the hardest case, is a vector.
-    shape = (each // _COLUMNS, _COLUMNS) if tensors > 1 and each >= _COLUMNS else (each,)
+    shape = (size // _COLUMNS, _COLUMNS) if tensors > 1 and size >= _COLUMNS else (size,)
     params = [torch.nn.Parameter(torch.randn(shape) * 0.05) for _ in range(tensors)]
     for p in params:
         p.grad = torch.randn_like(p) * 0.01
-    size = sum(p.numel() for p in params)
+    total = sum(p.numel() for p in params)
     sampler = SAMPLERS[name](params)
     step = step_of(sampler) if compiled else uncompiled(step_of(sampler))
     step()
-    kept = [x.untyped_storage() for x in tree_leaves(list(sampler.state.values())) if isinstance(x, Tensor)]
-    state = {storage.data_ptr(): storage.nbytes() for storage in kept}
+    storages = [x.untyped_storage() for x in tree_leaves(list(sampler.state.values())) if isinstance(x, Tensor)]
+    state = {storage.data_ptr(): storage.nbytes() for storage in storages}
     before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     step()
-    return sum(state.values()) / size, max(memory("VmHWM") - before, 0) / size
+    return sum(state.values()) / total, max(memory("VmHWM") - before, 0) / total
 
 
 def in_its_own_process(measure: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``measure`` returns, of a process that has done nothing else."""
+    """Result of ``measure`` in a process that has done nothing else."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(measure, arguments)
 
 
 def benchmark_memory(options: MemoryBenchmark, command: str = "python tools/benchmark.py memory") -> None:
-    cases = [(name, compiled) for name in SAMPLERS for compiled in (True, False) if compiled or name in COMPILED]
-    table = markdown([_sampler_row(*case, options.weights) for case in cases])
-    write_table(options.out, command, f"torch {torch.__version__}\n\n{table}")
-
-
-def _sampler_row(name: str, compiled: bool, weights: int) -> dict[str, str]:
-    """State, and peak of a step above it, as bytes a weight and as multiples of the weights."""
-    layouts = [in_its_own_process(step_bytes, name, weights, n, compiled) for n in (_TENSORS, 1)]
-    state = layouts[0][0]
-    return {
-        f"{weights:,} weights": name if compiled else f"{name}, without compiled code",
-        "state, bytes a weight": f"{state:.1f} ({state / 4:.1f}×)",
-        f"peak of a step above it, {_TENSORS} tensors": f"{layouts[0][1] / 4:.2f}×",
-        "one tensor": f"{layouts[1][1] / 4:.2f}×",
-    }
+    """Measure, and write the table: state, and peak of a step above it, also as multiples of the weights."""
+    rows, weights = [], options.weights
+    for name, compiled in [(n, c) for n in SAMPLERS for c in (True, False) if c or n in COMPILED]:
+        layouts = [in_its_own_process(step_bytes, name, weights, n, compiled) for n in (_TENSORS, 1)]
+        state = layouts[0][0]
+        cells = {f"{weights:,} weights": name if compiled else f"{name}, without compiled code"}
+        cells |= {"state, bytes a weight": f"{state:.1f} ({state / 4:.1f}×)"}
+        cells |= {f"peak of a step above it, {_TENSORS} tensors": f"{layouts[0][1] / 4:.2f}×"}
+        rows.append(cells | {"one tensor": f"{layouts[1][1] / 4:.2f}×"})
+    write_table(options.out, command, f"torch {torch.__version__}\n\n{markdown(rows)}")

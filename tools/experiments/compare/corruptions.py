@@ -38,13 +38,7 @@ def check_images(data: ImageData) -> None:
 
 
 class CorruptedImages:
-    """So many of the test images, chosen at random once, under each corruption; the last one made is kept.
-
-    Args:
-        count: of images; all of them, where there are fewer.
-        published: arguments of `load_corrupted` but for corruption and severity, where its files take the place of
-            corruptions made here.
-    """
+    """Test images, chosen at random once, under each corruption; the last one made is kept."""
 
     def __init__(self, data: ImageData, count: int, published: Mapping[str, Any] | None = None) -> None:
         total = len(data.test_y)
@@ -55,11 +49,7 @@ class CorruptedImages:
         self._name, self._made = NONE, self.images
 
     def under(self, name: str) -> Tensor:
-        """The images at severities 1 to 5, one after the other; under `NONE` as they are.
-
-        Raises:
-            ValueError: the files have other labels, and so other images, than the test set.
-        """
+        """The images at severities 1 to 5, one after the other; under `NONE` as they are."""
         if name != self._name:
             levels = range(1, LARGEST_SEVERITY + 1)
             made = self.images if name == NONE else torch.cat([self._corrupted(name, level) for level in levels])
@@ -69,32 +59,32 @@ class CorruptedImages:
     def _corrupted(self, name: str, severity: int) -> Tensor:
         if self._published is None:
             return corrupt(self.images, name, severity)
-        found, kept = load_corrupted(corruption=name, severity=severity, **self._published), self._chosen.cpu()
-        if len(found.test_y) <= int(kept.max()) or not torch.equal(found.test_y[kept], self.labels.cpu()):
+        files, chosen = load_corrupted(corruption=name, severity=severity, **self._published), self._chosen.cpu()
+        if len(files.test_y) <= int(chosen.max()) or not torch.equal(files.test_y[chosen], self.labels.cpu()):
             raise ValueError(
                 f"the published images of {self._published['name']} under {name} have other labels than its test "
                 "images: corruption_files needs all of these, in the published order"
             )
-        return found.test_x[kept].to(self.images.device)
+        return files.test_x[chosen].to(self.images.device)
 
     def scores(self, samples: SampleCollection, name: str) -> dict[str, list[float]]:
-        """Of each measure its values at the severities."""
-        found = samples.predict(self.under(name)).split(len(self.labels))
-        return {key: [getattr(metrics, key)(part, self.labels) for part in found] for key, *_ in MEASURES}
+        """Values of each measure at the severities."""
+        parts = samples.predict(self.under(name)).split(len(self.labels))
+        return {key: [getattr(metrics, key)(part, self.labels) for part in parts] for key, *_ in MEASURES}
 
     def missing(self, result: Result) -> list[str]:
         """The corruptions of which a run has no scores on so many images of this source."""
-        own = {"images": len(self.labels), "source": self.source}
-        known = result.corruptions
-        if known is None or own != {key: known[key] for key in own}:
-            known = result.corruptions = {**own, "scores": {}}
-        return [name for name in (NONE, *RECREATED) if name not in known["scores"]]
+        images = {"images": len(self.labels), "source": self.source}
+        scored = result.corruptions
+        if scored is None or images != {key: scored[key] for key in images}:
+            scored = result.corruptions = {**images, "scores": {}}
+        return [name for name in (NONE, *RECREATED) if name not in scored["scores"]]
 
 
 def by_severity(results: Sequence[Result], key: str) -> np.ndarray:
-    """Of a measure the means over the corruptions at severities 0 to 5, (finished runs, 6)."""
+    """Means of a measure over the corruptions at severities 0 to 5, (finished runs, 6)."""
     scores = [result.corruptions["scores"] for result in finished(results) if result.corruptions]
-    rows = [[*each[NONE][key], *np.mean([each[name][key] for name in RECREATED], axis=0)] for each in scores]
+    rows = [[*run[NONE][key], *np.mean([run[name][key] for name in RECREATED], axis=0)] for run in scores]
     return np.array(rows).reshape(-1, LARGEST_SEVERITY + 1)
 
 
@@ -108,9 +98,9 @@ def corruption_tables(runs: Mapping[str, Sequence[Result]]) -> list[str]:
             cells = {str(severity): spread(values.tolist(), decimals) for severity, values in columns}
             rows.append({f"{heading} at severity": label(results), **cells})
         tables.append(markdown(rows))
-    known = next((r.corruptions for results in runs.values() for r in results if r.corruptions), None)
-    if known is None:
+    scored = next((r.corruptions for results in runs.values() for r in results if r.corruptions), None)
+    if scored is None:
         return []
-    images = f"{SOURCES[known['source']]}, of {known['images']} test images"
+    images = f"{SOURCES[scored['source']]}, of {scored['images']} test images"
     note = f"The {len(RECREATED)} corruptions of CIFAR-10-C, {images}; means over them, severity 0 is none."
     return [note, *tables]

@@ -10,10 +10,8 @@ import numpy as np
 
 from experiments.compare.report import BudgetReport
 from experiments.harness.figures import band, grid_lines, logarithmic_labels, new_figure
-from experiments.harness.runs.methods import Setting
-from experiments.harness.runs.result import CURVES, Result, label
+from experiments.harness.runs.result import CURVES, label
 from experiments.harness.tables import finished
-from experiments.harness.tuning import Tuning
 from learned_samplers import plots
 from learned_samplers.diagnostics import LossLines
 
@@ -26,13 +24,13 @@ Styles = dict[str, dict[str, Any]]
 def draw_all(report: BudgetReport, out: Path) -> None:
     """The figures of one budget."""
     title = f"{report.settings.dataset}, {report.settings.model}, {report.budget} gradients"
-    for name, figure in {"figure1": figure_1, "figure2": figure_2, "figure3": figure_3}.items():
+    for name, figure in {"figure1": figure_1, "figure2": figure_2}.items():
         if (drawn := figure(report, title)) is not None:
             drawn.savefig(out / f"{name}_{report.budget}.png", dpi=120)
 
 
 def styles(report: BudgetReport) -> Styles:
-    """How every method is drawn in all figures: those with several samples in a run before the single networks.
+    """Style of every method in all figures: those with several samples in a run before the single networks.
 
     Where there are more methods than looks, the first ones come again.
     """
@@ -80,62 +78,25 @@ def figure_1(report: BudgetReport, title: str) -> Any:
 
 def figure_2(report: BudgetReport, title: str) -> Any:
     """Validation loss on the lines between pairs of samples, and the cosine of each pair; first seed."""
-    found = {label(results): results[0].modes for results in report.runs.values() if results[0].modes}
-    if not found:
+    by_label = {label(results): results[0].modes for results in report.runs.values() if results[0].modes}
+    if not by_label:
         return None
-    columns = min(COLUMNS, len(found))
-    rows = -(-len(found) // columns)
+    columns = min(COLUMNS, len(by_label))
+    rows = -(-len(by_label) // columns)
     fig = new_figure(max(4.0 * columns, 9.0), 4.6 + 3.4 * rows)
     top, bottom = fig.subfigures(2, 1, height_ratios=[4.6, 3.4 * rows])
     lines = {}
-    for name, modes in found.items():
-        kept = modes["lines"]
-        pairs = [(i, j) for i, j in kept["pairs"]]
-        lines[name] = LossLines(pairs, np.array(kept["positions"]), np.array(kept["losses"]))
+    for name, modes in by_label.items():
+        pairs, positions, losses = (modes["lines"][key] for key in ("pairs", "positions", "losses"))
+        lines[name] = LossLines([(i, j) for i, j in pairs], np.array(positions), np.array(losses))
     plots.loss_barriers(lines, top.subplots(), ylabel="validation loss (nats)")
     axes = bottom.subplots(rows, columns, squeeze=False).flatten()
-    for ax in axes[len(found) :]:
+    for ax in axes[len(by_label) :]:
         ax.remove()
-    for ax, (name, modes) in zip(axes, found.items()):
+    for ax, (name, modes) in zip(axes, by_label.items()):
         cosines = np.eye(1 + modes["pairs"][-1][1])
         first, second = np.array(modes["pairs"]).T
         cosines[first, second] = cosines[second, first] = modes["cosines"]
         plots.cosine_similarity_map(cosines, ax, title=name)
     fig.suptitle(title)
     return fig
-
-
-def figure_3(report: BudgetReport, title: str) -> Any:
-    """What temperature buys: validation NLL at each T, of the best of the other settings tried, mean ± standard error.
-
-    Of one tuning seed there is no error.
-    """
-    shown = styles(report)
-    found = {
-        name: at for name, tuning in report.tuning.items() if name in shown and len(at := by_temperature(tuning)) > 1
-    }
-    if not found:
-        return None
-    every = sorted({temperature for at in found.values() for temperature in at})
-    fig = new_figure(7, 4.6)
-    ax = fig.subplots()
-    for number, (name, at) in enumerate(found.items()):
-        places = [every.index(temperature) + 0.04 * number for temperature in at]
-        scores = list(at.values())
-        errors = [np.std(each, ddof=1) / len(each) ** 0.5 if len(each) > 1 else np.nan for each in scores]
-        ax.errorbar(places, [np.mean(each) for each in scores], errors, **shown[name], marker="o", capsize=3)
-    ax.set_xticks(range(len(every)), [f"{temperature:g}" for temperature in every])
-    ax.set(xlabel="temperature", ylabel="lowest validation NLL tried [nats]", title=title)
-    grid_lines(ax)
-    ax.legend(frameon=False)
-    return fig
-
-
-def by_temperature(tuning: Tuning[Setting, Result]) -> dict[float, list[float]]:
-    """Each temperature that was tried, in order → the validation NLL of each seed at the best of the other settings."""
-    best: dict[float, Setting] = {}
-    for setting in tuning.ranked():
-        if "temperature" in setting.numbers:
-            best.setdefault(setting.numbers["temperature"], setting)
-    scores = {at: [run.validation_nll for run in tuning.trials[best[at]]] for at in sorted(best)}
-    return {at: [score for score in found if score is not None] for at, found in scores.items()}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
+from learned_samplers.particles.function_space import Covariance
 from learned_samplers.particles.kernels import Kernel, KernelMatrix
 from meta_tasks.networks import BatchedMLP
 
@@ -17,12 +19,6 @@ class StackedMLP:
 
     A layer gives (W·h + b)/√(in + 1): with weights and biases from N(0, 1) its outputs are of a unit's size whatever
     the widths. So the prior N(0, I) suits every layer.
-
-    Args:
-        sizes: numbers of inputs, of hidden units layer by layer, and of outputs.
-
-    Raises:
-        ValueError: fewer than two sizes, or one below 1.
     """
 
     def __init__(self, sizes: Sequence[int]):
@@ -45,12 +41,7 @@ class StackedMLP:
         return [torch.cat([part.flatten(1) for layer in drawn for part in (layer[..., :-1], layer[..., -1])], 1)]
 
     def __call__(self, params: Sequence[Tensor], inputs: Tensor) -> Tensor:
-        """Outputs (P, n, C).
-
-        Args:
-            params: w, as from `draw`.
-            inputs: (n, in), or of groups of networks (G, n, in): the first P/G networks get the first, and so on.
-        """
+        """Outputs (P, n, C)."""
         w = params[0]
         groups = len(inputs) if inputs.dim() == 3 else 1
         if inputs.shape[-1] != self.sizes[0] or len(w) % groups:
@@ -76,3 +67,25 @@ class SeparateGroups:
         parts = self.kernel(points.reshape(self.groups, -1, *points.shape[1:]))
         values, repulsion = (self.groups * torch.block_diag(*m) for m in (parts.values, parts.repulsion))
         return KernelMatrix(values, repulsion, self.groups * parts.trace.sum())
+
+
+def infinite_width(hidden_layers: int, variance: float) -> Covariance:
+    """Covariance of the outputs of a `StackedMLP` of infinite width with weights from N(0, variance).
+
+    K₀ = variance·(x·x′ + 1)/(d + 1), and a ReLU layer makes of it variance·√(K K′)·(sin t + (π − t) cos t)/2π, where t
+    is the angle cos t = K₀(x, x′)/√(K K′) (Cho and Saul, NeurIPS 2009).
+    """
+
+    def covariance(x: Tensor, y: Tensor) -> Tensor:
+        x, y = x.flatten(1).double(), y.flatten(1).double()
+        scale = variance / (x.shape[1] + 1)
+        squares = [scale * (z.square().sum(1) + 1) for z in (x, y)]
+        cross = scale * (x @ y.T + 1)
+        for _ in range(hidden_layers):
+            size = (squares[0][:, None] * squares[1]).sqrt()
+            angle = (cross / size).clamp(-1, 1).arccos()
+            cross = variance * size * (angle.sin() + (math.pi - angle) * angle.cos()) / (2 * math.pi)
+            squares = [variance * z / 2 for z in squares]
+        return cross
+
+    return covariance

@@ -1,1 +1,1 @@
-"""What all experiments share: options, kept runs, tuning, tables, figures, devices. It stays as long as they do."""
+"""The harness of all experiments: declarations, loops, tuning, kept runs, tables, figures. Stays as long as they do."""

@@ -30,7 +30,8 @@ def band(ax: Any, x: Sequence[float] | np.ndarray, values: Any, style: dict[str,
     if logarithmic:
         runs = np.log(np.maximum(runs, np.finfo(float).tiny))
     mean, std = runs.mean(0), runs.std(0, ddof=int(len(runs) > 1))
-    middle, low, high = (np.exp(each) if logarithmic else each for each in (mean, mean - std, mean + std))
+    edges = (mean, mean - std, mean + std)
+    middle, low, high = map(np.exp, edges) if logarithmic else edges
     ax.plot(x, middle, **style, **more)
     if len(runs) > 1:
         ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)

@@ -1,4 +1,4 @@
-"""What a tool writes beside its runs: the table, the numbers, and the command that made them."""
+"""Tables, numbers and messages of a tool, and the command that made them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -31,29 +32,16 @@ def settings_of(options: Any) -> dict[str, Any]:
 
 
 def write_outputs(out: Path, command: str, text: str, content: Mapping[str, Any]) -> None:
-    """Write ``table.md``, the text under its command, and ``results.json``, each whole or not at all.
-
-    Raises:
-        ValueError: a number is not finite: that is no JSON.
-    """
+    """Write ``table.md``, the text under its command, and ``results.json``, each whole or not at all."""
     out.mkdir(parents=True, exist_ok=True)
     numbers = json.dumps({"command": command, **content}, indent=1, allow_nan=False)
     write_atomically(out / "results.json", numbers.encode())
     write_atomically(out / "table.md", f"`{command}`\n\n{text.rstrip()}\n".encode())
 
 
-def tensorboard_hint(folder: Path) -> str:
-    """How to look at the curves of a folder."""
-    return f"TensorBoard: {sys.executable} -m tensorboard.main --logdir {folder}"
-
-
 @contextmanager
 def explained(out: Path | None = None) -> Iterator[None]:
-    """End the process with one line instead of a traceback after a user's error, an interrupt or SIGTERM.
-
-    Args:
-        out: folder of the results, where finished runs are kept. It is locked against other processes meanwhile.
-    """
+    """End the process with one line instead of a traceback after a user's error, an interrupt or SIGTERM."""
     kept = "" if out is None else f"; finished runs are kept in {out}, the same command goes on from there"
     try:
         with terminated_as_exit(f"terminated{kept}"):
@@ -66,7 +54,22 @@ def explained(out: Path | None = None) -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(f"interrupted{kept}")
     except (ValueError, TypeError, OSError, FloatingPointError, RuntimeError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {one_line(error)}")
+
+
+def one_line(error: BaseException) -> str:
+    """An error in one line: its message, and of a process that failed the last line of the traceback that it sent."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return f"{lines[0]} {lines[-1].strip()}" if any("Traceback (most" in line for line in lines) else lines[0]
+
+
+def quiet_threads() -> None:
+    """Let a thread that fails (a logger's, on a full disk) say so in one line."""
+
+    def hook(failure: Any) -> None:
+        print(f"error in {failure.thread.name}: {one_line(failure.exc_value)}", file=sys.stderr)
+
+    threading.excepthook = hook
 
 
 @contextmanager

@@ -38,61 +38,45 @@ class RunStore:
     Before the first run is made the folder is locked against other processes, until the last store of this process on
     that folder is gone; reading takes no lock.
 
-    Args:
-        folder: of the results.
-        data: fingerprint of the data, see `fingerprint`; None for runs that have none.
-        fresh: do again what an earlier process has done; what this store has done itself is read back.
-
     Attributes:
         of_other_code: files that were read back and that other code has made, of a store and those `below` it.
     """
 
-    def __init__(self, folder: Path, data: str | None = None, *, fresh: bool = False) -> None:
-        self.folder, self.data, self.fresh = folder, data, fresh
+    def __init__(self, folder: Path, data: str | None = None, *, fresh: bool = False, locked: bool = True) -> None:
+        self.folder, self.data, self.fresh, self.locked = folder, data, fresh, locked
         self.done: set[Path] = set()
         self.of_other_code: set[Path] = set()
         self._lock: FolderLock | None = None
 
     def below(self, name: str) -> RunStore:
         """A store of the same data for a folder inside this one."""
-        store = RunStore(self.folder / name, self.data, fresh=self.fresh)
+        store = RunStore(self.folder / name, self.data, fresh=self.fresh, locked=self.locked)
         store.of_other_code = self.of_other_code
         return store
 
-    def path(self, name: str, kind: str = "runs", suffix: str = ".json") -> Path:
+    def path(self, name: str, folder: str = "runs", suffix: str = ".json") -> Path:
         """A file of the run of that name."""
-        return self.folder / kind / f"{name}{suffix}"
+        return self.folder / folder / f"{name}{suffix}"
 
     def run(self, name: str, settings: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The result of that name made with these settings: the one on disk, else that of ``make``, written there.
 
         A result comes as JSON gives it back, the first time too (tuples as lists).
-
-        Args:
-            settings: all that the result depends on beside the data: numbers, strings, lists.
-            make: does the run.
-
-        Raises:
-            ValueError: the file is there and is no run, or the result does not survive JSON (NaN, for one).
-            RuntimeError: another process is writing to the folder; nothing was made.
         """
-        found = self.read(name, settings)
-        if found is not None:
-            return found
+        result = self.read(name, settings)
+        if result is not None:
+            return result
         self._take()
         return self._write(name, self._made_of(settings), code_fingerprint(*SOURCES), make())
 
     def _take(self) -> None:
         """Lock the folder; RuntimeError, naming the other process, if it is another's."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = shared_lock(self.folder)
+        if self.locked:
+            self._lock = shared_lock(self.folder)
 
     def read(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The finished run of that name; None if there is none, or one made with another torch.
-
-        Raises:
-            ValueError: it was made of other data, or with other settings.
-        """
+        """The finished run of that name; None if there is none, or one made with another torch."""
         if self.fresh and self.path(name) not in self.done:
             return None
         if (record := self.record(name)) is None:
@@ -118,20 +102,16 @@ class RunStore:
         return record["result"]
 
     def record(self, name: str) -> dict[str, Any] | None:
-        """The run of that name as it is on disk, "made_of", "code" and "result", whatever it was made of.
-
-        Raises:
-            ValueError: the file is damaged, or no run; the message names it.
-        """
+        """The run of that name as it is on disk, "made_of", "code" and "result", whatever it was made of."""
         path = self.path(name)
         if not path.is_file():
             return None
         try:
             record = json.loads(path.read_text())
-            found = {key: record[key] for key in ("made_of", "code", "result")}
-            if record != {**found, "checksum": _checksum(found)}:
+            content = {key: record[key] for key in ("made_of", "code", "result")}
+            if record != {**content, "checksum": _checksum(content)}:
                 raise ValueError("it has changed since it was written, damaged file?")
-            return found
+            return content
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not the result of a run ({error}); delete it or use --fresh") from error
 
@@ -141,9 +121,9 @@ class RunStore:
         Where the run is there and gets further measures, the code that made it stays the one that is named.
         """
         self._take()
-        made_of, code, known = self._made_of(settings), code_fingerprint(*SOURCES), self.record(name)
-        if known is not None and known["made_of"] == made_of:
-            code = known["code"]
+        made_of, code, earlier = self._made_of(settings), code_fingerprint(*SOURCES), self.record(name)
+        if earlier is not None and earlier["made_of"] == made_of:
+            code = earlier["code"]
         return self._write(name, made_of, code, result)
 
     def _write(self, name: str, made_of: Mapping[str, Any], code: str, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,44 +135,26 @@ class RunStore:
         self.done.add(self.path(name))
         return record["result"]
 
-    def write_tensors(self, name: str, kind: str, tensors: Mapping[str, Tensor]) -> None:
-        """Put tensors of that run into the folder of their kind, as a safetensors file with checksums."""
-        path = self.path(name, kind, ".safetensors")
+    def write_tensors(self, name: str, folder: str, tensors: Mapping[str, Tensor]) -> None:
+        """Put tensors of that run into a folder beside it, as a safetensors file with checksums."""
+        path = self.path(name, folder, ".safetensors")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(path, {key: tensor.cpu() for key, tensor in tensors.items()}, {})
 
-    def read_tensors(self, name: str, kind: str) -> dict[str, Tensor]:
-        """The tensors of a run of that kind.
-
-        Raises:
-            FileNotFoundError: there are none.
-            ValueError: the file is damaged; the message names it.
-        """
-        path = self.path(name, kind, ".safetensors")
+    def read_tensors(self, name: str, folder: str) -> dict[str, Tensor]:
+        """The tensors of a run in that folder."""
+        path = self.path(name, folder, ".safetensors")
         try:
             return read_tensors(path, torch.device("cpu"))[0]
         except ValueError as error:
             raise ValueError(f"{error}; delete {self.path(name)} or use --fresh to do the run again") from error
 
-    def begin(self, name: str, *kinds: str) -> None:
-        """Remove the files of an earlier run of that name, so that they do not mix with those of this one.
-
-        Args:
-            kinds: of files that the run will write beside its result; their folders are made.
-
-        Raises:
-            RuntimeError: another process is writing to the folder; nothing was removed.
-        """
+    def begin(self, name: str, *folders: str) -> None:
+        """Remove the files of an earlier run of that name, so that they do not mix with those of this one."""
         self._take()
         self.path(name).unlink(missing_ok=True)
-        for curves in (self.folder / "tensorboard" / name).glob("events.out.tfevents.*"):
-            curves.unlink()
-        for kind in kinds:
-            (self.folder / kind).mkdir(parents=True, exist_ok=True)
-
-    def board(self, name: str) -> str:
-        """Folder of the run's TensorBoard curves."""
-        return str(self.folder / "tensorboard" / name)
+        for folder in folders:
+            (self.folder / folder).mkdir(parents=True, exist_ok=True)
 
     def _made_of(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         made_of = {"settings": settings, "data": self.data, "torch": torch.__version__}
@@ -202,11 +164,11 @@ class RunStore:
 def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     """The first setting that differs, with both values."""
     for key in dict.fromkeys([*theirs, *ours]):
-        one, other = theirs.get(key), ours.get(key)
-        if one != other:
-            if isinstance(one, dict) and isinstance(other, dict):
-                return _difference(one, other)
-            return f"{key} {json.dumps(one)} there, {json.dumps(other)} here"
+        before, now = theirs.get(key), ours.get(key)
+        if before != now:
+            if isinstance(before, dict) and isinstance(now, dict):
+                return _difference(before, now)
+            return f"{key} {json.dumps(before)} there, {json.dumps(now)} here"
     return "none"
 
 

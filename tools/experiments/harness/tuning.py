@@ -12,12 +12,12 @@ STEPS = (1, 2, 5)
 
 @dataclass(frozen=True, order=True)
 class Choice:
-    """What is tuned of a method: its learning rate, and in subclasses what else an experiment tunes."""
+    """Setting of a method: its learning rate (0: its own), and in subclasses what else an experiment tunes."""
 
     lr: float
 
     def __str__(self) -> str:
-        return f"lr {self.lr:g}"
+        return f"lr {self.lr:g}" if self.lr else ""
 
 
 C = TypeVar("C", bound=Choice)
@@ -57,15 +57,17 @@ def next_by_ratio(rates: Sequence[float], side: int) -> float:
 
 @dataclass
 class Tuning(Generic[C, R]):
-    """All that was tried of one method.
+    """Trials of one method.
 
     Attributes:
         score: the validation score of one run, the lower the better; None for a run that diverged.
         trials: of each choice its runs, one a tuning seed.
+        fixed: a choice that is given, so that none is tried.
     """
 
     score: Callable[[R], float | None]
     trials: dict[C, list[R]] = field(default_factory=dict)
+    fixed: C | None = None
 
     def mean(self, choice: C) -> float | None:
         """Mean score of a choice over its seeds; None if one of them diverged."""
@@ -78,11 +80,9 @@ class Tuning(Generic[C, R]):
 
     @property
     def chosen(self) -> C:
-        """The choice with the lowest score.
-
-        Raises:
-            RuntimeError: every choice diverged.
-        """
+        """The choice with the lowest score."""
+        if self.fixed is not None:
+            return self.fixed
         if not (order := self.ranked()):
             raise RuntimeError(f"it diverged at every learning rate of {sorted({c.lr for c in self.trials})}")
         return order[0]
@@ -108,15 +108,6 @@ def tune(
 
     Where the best learning rate is the smallest or the largest tried, the next one on that side is tried as well, with
     what else the best has, so that no method loses by its grid; at most ``extensions`` times.
-
-    Args:
-        run: (choice, seed) → a run.
-        score: see `Tuning`.
-        beyond: (rates tried, side) → the next rate.
-        propose: (trials so far) → what to try next, which must be new, until there are ``tries`` choices.
-
-    Raises:
-        RuntimeError: every candidate diverged.
     """
     tuning, numbers = Tuning[C, R](score), list(seeds)
 
@@ -137,7 +128,7 @@ def tune(
 
 
 def mean_score(scores: Iterable[float | None]) -> float | None:
-    """Mean of some scores; None if one of them is None, that of a run that diverged."""
+    """Mean of scores; None if one of them is None, that of a run that diverged."""
     values = list(scores)
     good = [value for value in values if value is not None]
     return sum(good) / len(good) if good and len(good) == len(values) else None

@@ -62,10 +62,6 @@ def load(name: str, root: str | os.PathLike[str] | None = None) -> RegressionDat
     """The set of that name, from ``uci/<name>.npz`` below the data root (see `meta_tasks.datasets`).
 
     The file holds x (N, d), y (N,) and test_index (splits, T): rows of the test part; all others are for training.
-
-    Raises:
-        ValueError: a file that is not as said here; names file and key.
-        FileNotFoundError: the file is missing.
     """
     path = data_root(root) / "uci" / f"{name}.npz"
     if not path.is_file():
@@ -73,16 +69,16 @@ def load(name: str, root: str | os.PathLike[str] | None = None) -> RegressionDat
             f"{path} is missing; put the UCI sets there as npz files with x, y and test_index, or name another data "
             "root by LEARNED_SAMPLERS_DATA"
         )
-    found = read_npz(path)
-    for key, dimensions, kind in (("x", 2, "f"), ("y", 1, "f"), ("test_index", 2, "iu")):
-        array = found.get(key)
-        if array is None or array.ndim != dimensions or array.dtype.kind not in kind or 0 in array.shape:
-            numbers = "real numbers" if kind == "f" else "integers"
+    arrays = read_npz(path)
+    for key, dimensions, letters in (("x", 2, "f"), ("y", 1, "f"), ("test_index", 2, "iu")):
+        array = arrays.get(key)
+        if array is None or array.ndim != dimensions or array.dtype.kind not in letters or 0 in array.shape:
+            numbers = "real numbers" if letters == "f" else "integers"
             what = "nothing" if array is None else f"{array.dtype} {array.shape}"
             raise ValueError(f"{path}, key {key!r}: expected {dimensions} axes of {numbers}, got {what}")
         if not np.isfinite(array).all():
             raise ValueError(f"{path}, key {key!r}: some values are not finite")
-    x, y, test = found["x"], found["y"], found["test_index"]
+    x, y, test = arrays["x"], arrays["y"], arrays["test_index"]
     if len(x) != len(y):
         raise ValueError(f"{path}, key 'y': {len(y)} targets for {len(x)} rows of 'x'")
     if test.min() < 0 or test.max() >= len(y):

@@ -1,1 +1,1 @@
-"""How a learned sampler is meta-trained, measured and shipped. Stays as long as weights ship."""
+"""Meta-training of a learned sampler: how it is trained, measured and shipped. Stays as long as weights ship."""

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from experiments.meta_training.gaussian import gaussian_law, l2e_law, measured_at
 from learned_samplers import L2E, MetaSGMCMC
+from learned_samplers.base.operations import as_number
+from learned_samplers.checks import check_sampler
 from learned_samplers.learned import weights
+from learned_samplers.learned.badge import EARNING
 from learned_samplers.learned.cards import registered, sampler_from_card
+from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.measures import assumption_violation, flat_states, term_contributions
+from learned_samplers.learned.sampler import LearnedSampler
 
 STIFFNESS = (0.03, 0.3)  # lr times the curvatures of the mean loss, from the smallest to the largest
 COORDINATES = 5
@@ -22,26 +29,9 @@ SMALL = 0.02  # a bias of the variance that is small enough whatever it was befo
 
 
 def law_of(
-    source: Path,
-    lr: float | None,
-    *,
-    num_data: int = 50_000,
-    coordinates: int = 2000,
-    energy: float | None = None,
+    source: Path, lr: float | None, *, num_data: int = 50_000, coordinates: int = 2000, energy: float | None = None
 ) -> dict[str, Any]:
-    """What stands in the card of the law of the weights in a file; they are read from it, as a user would.
-
-    Args:
-        source: weight file.
-        lr: the largest learning rate of the measurement; None is the one that the card recommends.
-        num_data: N.
-        coordinates: independent ones of each Gaussian (chains of Meta-SGMCMC: ten times as many).
-        energy: mean loss at the mode, of Meta-SGMCMC; by default 0.
-
-    Raises:
-        ValueError, FileNotFoundError: the weights cannot be read, or are of no learned sampler, or of one whose law has
-            no energy.
-    """
+    """The law of the weights in a file, as their card has it; they are read from it, as a user would."""
     card = weights.load_card(source)
     sampler = registered(card["sampler"])
     lr = card["defaults"]["lr"] if lr is None else lr
@@ -61,37 +51,24 @@ def meta_law(
 
     The Gaussian has `COORDINATES` independent coordinates in each chain, of curvatures `STIFFNESS`/lr. lr goes down by
     4 and the momentum decay by 2 at a time, so that the friction C = a/ε stays and the bias, O(ε), vanishes.
-
-    Args:
-        source: weight file.
-        lr, momentum_decay: largest ones.
-        num_data: N.
-        chains: independent ones; the standard error of each variance falls with their root.
-        energy: mean loss at the mode, in nats: where the networks are asked.
-
-    Returns:
-        "verdict" ("O(h)" if at ε/4 no coordinate's bias, with two standard errors, is above half of the largest at ε
-        and ε/2, or above `SMALL`; else "biased") and "reason"; for each step size "lr", "momentum_decay",
-        "largest_bias" (of any coordinate), "error" (its standard error) and "kinetic" temperature; and what
-        `measured_at` says.
     """
     curvature = torch.linspace(*STIFFNESS, COORDINATES) / lr
-    found: dict[str, list[float]] = {"lr": [], "momentum_decay": [], "largest_bias": [], "error": [], "kinetic": []}
+    measured: dict[str, list[float]] = {"lr": [], "momentum_decay": [], "largest_bias": [], "error": [], "kinetic": []}
     steps = max(LEAST, round(TIME / momentum_decay))
     for halving in range(HALVINGS):
         rate, decay = lr / 4**halving, momentum_decay / 2**halving
         sampler = chain(source, rate, decay, curvature, num_data, chains)
         bias, error, kinetic = biases(*sampler, curvature, steps * 2**halving, num_data, energy)
         worst = int(bias.abs().argmax())
-        for key, value in zip(found, (rate, decay, bias[worst].item(), error[worst].item(), kinetic), strict=True):
-            found[key].append(value)
-    coarse, bound = max(map(abs, found["largest_bias"][:-1])), (bias.abs() + 2 * error).max().item()
+        for key, value in zip(measured, (rate, decay, bias[worst].item(), error[worst].item(), kinetic), strict=True):
+            measured[key].append(value)
+    coarse, bound = max(map(abs, measured["largest_bias"][:-1])), (bias.abs() + 2 * error).max().item()
     vanishes = math.isfinite(coarse) and bound <= max(SMALL, coarse / 2)
-    said = ", ".join(f"{value:+.1%}" for value in found["largest_bias"])
-    reason = f"variance {said} (± {found['error'][-1]:.1%}) at ε, ε/2 and ε/4, at constant friction"
+    biases_text = ", ".join(f"{value:+.1%}" for value in measured["largest_bias"])
+    reason = f"variance {biases_text} (± {measured['error'][-1]:.1%}) at ε, ε/2 and ε/4, at constant friction"
     probe = MetaSGMCMC([torch.zeros(1, requires_grad=True)], lr, num_data, network=source)
     verdict = "O(h)" if vanishes else "biased"
-    return {"verdict": verdict, "reason": reason, **measured_at(probe), **found, "energy": energy}
+    return {"verdict": verdict, "reason": reason, **measured_at(probe), **measured, "energy": energy}
 
 
 def chain(
@@ -101,8 +78,8 @@ def chain(
     stream = torch.Generator().manual_seed(0)
     draws = torch.randn(chains, len(curvature), generator=stream) * (num_data * curvature).rsqrt()
     theta = draws.requires_grad_()
-    own: dict[str, Any] = {"momentum_decay": decay, "momentum_init": "normal", "generator": stream}
-    return theta, MetaSGMCMC([theta], lr, num_data, network=source, **own)
+    settings: dict[str, Any] = {"momentum_decay": decay, "momentum_init": "normal", "generator": stream}
+    return theta, MetaSGMCMC([theta], lr, num_data, network=source, **settings)
 
 
 def biases(
@@ -128,3 +105,95 @@ def biases(
             square += (theta.detach() / scale).square() / counted
             kinetic += sampler.state[theta]["momentum"].square().mean().item() / counted
     return square.mean(0) - 1, square.std(0) / math.sqrt(chains), kinetic
+
+
+#: Steps after which `l2e_law` looks at the terms.
+STEPS = 200
+
+
+def measured_at(sampler: LearnedSampler) -> dict[str, Any]:
+    """The settings that a measurement of a sampler's law depends on, besides lr and momentum decay."""
+    group = sampler.param_groups[0]
+    return {
+        "num_data": as_number(group["num_data"]),
+        "temperature": float(as_number(group["temperature"])),
+        **sampler.fingerprint(),
+    }
+
+
+def gaussian_law(
+    make: Callable[[list[Tensor]], LearnedSampler],
+    *,
+    coordinates: int = 2000,
+    stiffness: Sequence[float] = (0.05, 0.2),
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Measure a learned sampler's law for its card: `check_sampler` on Gaussians, at lr and at a quarter of it."""
+    probe = make([torch.zeros(1, requires_grad=True)])
+    shape = _shape(probe, coordinates)
+    report = check_sampler(make, stiffness=stiffness, coordinates=shape, refinement=4.0, tolerance=0.05, seed=seed)
+    decay = float(as_number(probe.param_groups[0]["momentum_decay"]))
+    worst = max(report.results, key=lambda r: abs(r.bias))
+    finest = max(report.results, key=lambda r: abs(r.refined_bias))
+    # A chain whose mean is off has not the law either, however its variances scale.
+    verdict = "biased" if report.verdict in EARNING and not report.passed else report.verdict
+    return {
+        "verdict": verdict,
+        "reason": report.reason,
+        "shape": list(shape),
+        **measured_at(probe),
+        "lr": [report.lr, report.lr / report.refinement],
+        "momentum_decay": [decay, decay],
+        "largest_bias": [worst.bias, finest.refined_bias],
+        # Of a linear step the bias at the smaller lr is linear algebra, without an error.
+        "error": [
+            worst.standard_error / worst.target_variance,
+            0.0 if math.isnan(finest.refined_error) else finest.refined_error / finest.target_variance,
+        ],
+        "stiffness": list(stiffness),
+        "bias": [r.bias for r in report.results],
+        "bias_at_a_quarter_of_lr": [r.refined_bias for r in report.results],
+        "kinetic_temperature": [r.kinetic_temperature for r in report.results],
+        "configurational_temperature": [r.configurational_temperature for r in report.results],
+    }
+
+
+def _shape(sampler: LearnedSampler, coordinates: int) -> tuple[int, ...]:
+    """Shape of so many coordinates, as the sampler's network wants to see them."""
+    sees = FEATURE_SETS.get(getattr(getattr(sampler, "settings", None), "feature_set", ""))
+    if sees is None or not sees.matrix:
+        return (coordinates,)
+    rows = math.isqrt(coordinates)
+    return rows, math.ceil(coordinates / rows)
+
+
+def l2e_law(
+    make: Callable[[list[Tensor]], L2E],
+    *,
+    coordinates: int = 2000,
+    stiffness: Sequence[float] = (0.05, 0.2),
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Measure the law of an `L2E` for its card: `gaussian_law`, and what each term of its step does."""
+    law = gaussian_law(make, coordinates=coordinates, stiffness=stiffness, seed=seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        probe = make([torch.zeros(1, requires_grad=True)])
+        group = probe.param_groups[0]
+        curvatures = [s * group["num_data"] / group["lr"] for s in stiffness]
+        spread = [(group["temperature"] / (k + group["prior_precision"])) ** 0.5 for k in curvatures]
+        shape = law["shape"]
+        params = [(torch.randn(shape) * s).requires_grad_() for s in spread]
+        sampler = make(params)
+        for _ in range(STEPS + 1):
+            for p, k in zip(params, curvatures, strict=True):
+                p.grad = p.detach() * (k / group["num_data"])
+            if sampler.step_count == STEPS:
+                break
+            sampler.step()
+        (state,) = flat_states(sampler)
+    return {
+        **law,
+        "assumption_violation": float(assumption_violation(**state).relative),
+        "terms": {name: float(value) for name, value in term_contributions(**state).items()},
+    }

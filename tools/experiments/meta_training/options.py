@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from experiments.harness.methods import one_of
-from experiments.harness.options import FLAGS, at_least_one
+from experiments.harness.options import FLAGS, at_least, one_of
 from learned_samplers.base import validation
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.sampler import REGISTRY
@@ -60,8 +59,7 @@ class StartOptions(RuleOptions):
 
     # Start at β = −gain·feature instead of at SGHMC (residual form) or at random (paper form).
     start_feature: str | None = None
-    # Gain of --start-feature.
-    start_gain: float = 1.0
+    start_gain: float = 1.0  # Gain of --start-feature.
     # Start from a weight file of this sampler and form, for a second stage of training. The new network may have more
     # features and units; these start without effect.
     start_weights: Path | None = None
@@ -79,12 +77,9 @@ class StartOptions(RuleOptions):
 class LinearOptions:
     """L2E that learns which features of a weight to move along, and a gate: a dozen or thirty numbers."""
 
-    # Feature to start at, β = −gain·feature.
-    start_feature: str
-    # Gain of --start-feature.
-    start_gain: float = 1.0
-    # Start at weights that were learned so, from the same feature.
-    start_weights: Path | None = None
+    start_feature: str  # Feature to start at, β = −gain·feature.
+    start_gain: float = 1.0  # Gain of --start-feature.
+    start_weights: Path | None = None  # Start at weights that were learned so, from the same feature.
     # What a unit of the direction's numbers is worth beside the gate's. A larger one leaves the start sooner.
     direction_share: float = 0.3
     # With --normalise-output True: what each component of the direction loses after each iteration (try 0.01), so that
@@ -123,13 +118,14 @@ def setting_options(sampler: str) -> type[Any]:
     """A dataclass of the sampler's settings that can be meta-trained with; None is the sampler's own default."""
     settings, made = REGISTRY[sampler].settings_class, []
     kinds = typing.get_type_hints(settings)
-    for each in fields(settings):
-        if each.metadata.get("in_card", True) and each.name not in LEARNED_RULES[sampler].fixed:
-            doc = tyro.conf.arg(help=each.metadata.get("doc") or "See the sampler.")
-            made.append((each.name, Annotated[typing.Optional[kinds[each.name]], doc], field(default=None)))  # noqa: UP045
-    kind = make_dataclass("SettingOptions", made, frozen=True)
-    kind.__doc__ = f"Settings of {sampler}; None is its own default."
-    return kind
+    for setting in fields(settings):
+        name = setting.name
+        if setting.metadata.get("in_card", True) and name not in LEARNED_RULES[sampler].fixed:
+            doc = tyro.conf.arg(help=setting.metadata.get("doc") or "See the sampler.")
+            made.append((name, Annotated[typing.Optional[kinds[name]], doc], field(default=None)))  # noqa: UP045
+    options = make_dataclass("SettingOptions", made, frozen=True)
+    options.__doc__ = f"Settings of {sampler}; None is its own default."
+    return options
 
 
 # ---------------------------------------------------------------- on what, and how
@@ -137,7 +133,7 @@ def setting_options(sampler: str) -> type[Any]:
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """What it is trained on."""
+    """Tasks that it is trained on."""
 
     # Task family: paper for GPUs, paper_small for a CPU, cpu for small images, residual for more kinds of networks at
     # these, direction for the direction of a step alone (hard images, many of them), digits for a first try without
@@ -149,47 +145,38 @@ class TaskOptions:
     sizes: tuple[int, ...] | None = None
     # Share of an image family's tasks that keep only some hundred or thousand images; by default the family's own.
     small_data_share: float | None = None
-    # Fewest and most images that such tasks keep; by default 200 and 2,000.
-    small_data: tuple[int, int] | None = None
+    small_data: tuple[int, int] | None = None  # Fewest and most images that such tasks keep; by default 200 and 2,000.
     # Labels that the tasks of an image family have; by default all of the data set's.
     labels: tuple[int, ...] | None = None
-    # Learning rates that tasks are drawn with; by default the family's.
-    lrs: tuple[float, ...] | None = None
+    lrs: tuple[float, ...] | None = None  # Learning rates that tasks are drawn with; by default the family's.
     # Momentum decays that tasks are drawn with; by default the family's. The card recommends the first.
     momentum_decays: tuple[float, ...] | None = None
-    # Device of the tasks, such as cpu or cuda.
-    device: str = "cpu"
+    device: str = "cpu"  # Device of the tasks, such as cpu or cuda.
     # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
     data: str | None = None
 
     def make(self) -> ImageTaskFamily | GaussianFamily:
-        """The task family.
-
-        Raises:
-            ValueError, FileNotFoundError: there is no such family.
-        """
+        """The task family."""
         check_positive("lrs", self.lrs or ())
         check_positive("momentum_decays", self.momentum_decays or (), 1)
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        given = {name: v for name, v in values.items() if v is not None and (name, v) != ("device", "cpu")}
-        family = given.pop("family")
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        chosen = {name: v for name, v in values.items() if v is not None and (name, v) != ("device", "cpu")}
+        family = chosen.pop("family")
         if family == "gaussians":
-            for name in given.keys() - {"lrs", "momentum_decays"}:
-                raise ValueError(f"{name}={given[name]}: family 'gaussians' has no images, and is on the CPU")
-            return GaussianFamily(**given)
-        if "datasets" in given:
-            given["dataset_names"] = given.pop("datasets")
-        return family_named(family, root=given.pop("data", None), device=given.pop("device", "cpu"), **given)
+            for name in chosen.keys() - {"lrs", "momentum_decays"}:
+                raise ValueError(f"{name}={chosen[name]}: family 'gaussians' has no images, and is on the CPU")
+            return GaussianFamily(**chosen)
+        if "datasets" in chosen:
+            chosen["dataset_names"] = chosen.pop("datasets")
+        return family_named(family, root=chosen.pop("data", None), device=chosen.pop("device", "cpu"), **chosen)
 
 
 @dataclass(frozen=True)
 class HorizonOptions:
-    """How long the inner loop is."""
+    """Length of the inner loop."""
 
-    # Steps of the inner loop: shortest and longest, log-uniform between them.
-    horizon: tuple[int, int] = (400, 400)
-    # States collected in an inner loop.
-    samples: int = 10
+    horizon: tuple[int, int] = (400, 400)  # Steps of the inner loop: shortest and longest, log-uniform between them.
+    samples: int = 10  # States collected in an inner loop.
     # Share of the inner loop before the first collected state, in training and on held-out tasks; noise-reuse ES, whose
     # every window collects states, has none in training.
     burn_in: float = 0.5
@@ -202,29 +189,26 @@ class HorizonOptions:
 class EvolutionOptions(HorizonOptions):
     """Antithetic evolution strategies over whole inner loops."""
 
-    # Standard deviation of the perturbations.
-    sigma: float = 0.03
-    # Antithetic pairs in an iteration.
-    pairs: int = 4
-    # Number of pairs that share a task and run as one batch.
-    pairs_per_task: int = 1
-    # Bound on the pairs' loss differences, each in units of its losses.
-    limit: float | None = None
+    sigma: float = 0.03  # Standard deviation of the perturbations.
+    pairs: int = 4  # Antithetic pairs in an iteration.
+    pairs_per_task: int = 1  # Number of pairs that share a task and run as one batch.
+    tasks_per_job: int = 1  # Tasks in one unit of work; of tasks with one network all members run as one batch.
+    limit: float | None = None  # Bound on the pairs' loss differences, each in units of its losses.
 
     def make(self) -> Estimator:
         """The estimator; ValueError where an option is out of range."""
         return AntitheticES(self.sigma, self.pairs, self.lengths(), **self._shared())
 
     def _shared(self) -> dict[str, Any]:
-        return {"pairs_per_task": self.pairs_per_task, "shaping": Shaping("mean", self.limit)}
+        shared = {"pairs_per_task": self.pairs_per_task, "tasks_per_job": self.tasks_per_job}
+        return {**shared, "shaping": Shaping("mean", self.limit)}
 
 
 @dataclass(frozen=True)
 class NoiseReuseOptions(EvolutionOptions):
     """Noise-reuse evolution strategies over windows of an inner loop."""
 
-    # Steps of a window.
-    window: int = 50
+    window: int = 50  # Steps of a window.
 
     def make(self) -> Estimator:
         return NoiseReuseES(self.sigma, self.pairs, self.lengths(), self.window, **self._shared())
@@ -234,14 +218,10 @@ class NoiseReuseOptions(EvolutionOptions):
 class BackpropagationOptions(HorizonOptions):
     """Truncated back-propagation through windows of parallel chains, for MetaSGMCMC and --objective stein_kl."""
 
-    # Steps that gradients flow through.
-    window: int = 50
-    # Parallel chains of a task.
-    num_chains: int = 20
-    # Tasks at a time.
-    slots: int = 1
-    # Steps between two terms of the cross-chain loss.
-    loss_every: int = 3
+    window: int = 50  # Steps that gradients flow through.
+    num_chains: int = 20  # Parallel chains of a task.
+    slots: int = 1  # Tasks at a time.
+    loss_every: int = 3  # Steps between two terms of the cross-chain loss.
 
     def make(self) -> Estimator:
         return TruncatedBackpropagation(
@@ -259,37 +239,29 @@ METHODS: dict[str, type[Any]] = {"es": EvolutionOptions, "nres": NoiseReuseOptio
 class Options:
     """Meta-train a sampler on random tasks. --sampler, --linear and --method say which further options there are."""
 
-    # Folder of the run; continued if it has checkpoints.
-    folder: Path
-    # Sampler to meta-train.
-    sampler: Annotated[str, one_of(LEARNED_RULES)] = "L2E"
-    # L2E only: learn nothing but a direction, linear in the features, and a gate.
-    linear: bool = False
+    folder: Path  # Folder of the run; continued if it has checkpoints.
+    sampler: Annotated[str, one_of(LEARNED_RULES)] = "L2E"  # Sampler to meta-train.
+    linear: bool = False  # L2E only: learn nothing but a direction, linear in the features, and a gate.
     # Gradient estimator: antithetic ES over whole inner loops, noise-reuse ES over windows of them, or (for MetaSGMCMC)
     # truncated back-propagation.
     method: Literal["es", "nres", "tbptt"] = "es"
     # The network of the sampler, and where it starts.
     rule: Annotated[Any, tyro.conf.OmitArgPrefixes] = field(default_factory=StartOptions)
-    # The settings of the sampler; None is its own default.
-    scales: Annotated[Any, tyro.conf.OmitArgPrefixes] = None
+    scales: Annotated[Any, tyro.conf.OmitArgPrefixes] = None  # The settings of the sampler; None is its own default.
     # How the meta-gradient is estimated.
     gradient: Annotated[Any, tyro.conf.OmitArgPrefixes] = field(default_factory=EvolutionOptions)
     # What it is trained on.
     tasks: Annotated[TaskOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=TaskOptions)
     # The outer loop.
     settings: Annotated[TrainerSettings, tyro.conf.OmitArgPrefixes] = field(default_factory=TrainerSettings)
-    # Worker processes of one core each; 1 runs everything in this process.
-    workers: int = 1
+    workers: int = 1  # Worker processes of one core each; 1 runs everything in this process.
     # Learning rate that the card recommends; by default the smallest of those that the tasks are drawn with.
     default_lr: float | None = None
-    # Number of held-out tasks to evaluate on.
-    held_out_tasks: int = 3
+    held_out_tasks: int = 3  # Number of held-out tasks to evaluate on.
     # Learning rates to evaluate at, of which each task's best counts; by default those that the tasks are drawn with.
     held_out_lrs: tuple[float, ...] | None = None
-    # Stop after this many minutes; the same command continues the run.
-    minutes: float | None = None
-    # Whether to show a progress bar.
-    progress: bool = True
+    minutes: float | None = None  # Stop after this many minutes; the same command continues the run.
+    no_progress: bool = False  # Show no progress bar.
 
     def make_rule(self) -> NetworkRule:
         """The rule; ValueError, TypeError, FileNotFoundError: there is no such rule, or no such start."""
@@ -299,7 +271,7 @@ class Options:
         """Raise ValueError for what no group of options can tell alone."""
         if self.minutes is not None:
             validation.non_negative("minutes", self.minutes)
-        at_least_one(self, "workers")
+        at_least(1, self, "workers")
         check_positive("held_out_lrs", self.held_out_lrs or ())
         if (self.sampler == "MetaSGMCMC") != (self.method == "tbptt"):
             raise ValueError(
@@ -309,11 +281,7 @@ class Options:
 
 
 def parse(arguments: Sequence[str] | None, description: str | None = None) -> Options:
-    """The options of a command line; None takes those of the process.
-
-    Raises:
-        ValueError: --linear for another sampler than L2E.
-    """
+    """The options of a command line; None takes those of the process."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--sampler", default="L2E")
     first.add_argument("--linear", action="store_true")

@@ -37,7 +37,7 @@ class Difference:
 
     @property
     def worse(self) -> bool:
-        """Whether the new ones lose by more than two standard errors."""
+        """True if the new ones lose by more than two standard errors."""
         return self.difference > 2 * self.error
 
     def __str__(self) -> str:
@@ -51,25 +51,16 @@ def held_out_losses(source: Path, protocol: dict[str, Any], tasks: int, data: st
     """NLL of a weight file's sampler on held-out tasks, (tasks,), at the best learning rate of each.
 
     A run that predicts worse than chance counts as chance, or one collapse would hide itself in the standard error.
-
-    Args:
-        source: weight file.
-        protocol: "tasks" and "horizon" of a card's "meta_training": what it is run on, how long, what is averaged.
-        tasks: how many.
-        data: folder of the data files.
-
-    Raises:
-        ValueError: the protocol's task family has no name here, or no images.
     """
     family, horizon = protocol["tasks"], protocol["horizon"]
     if family["name"] not in FAMILIES:
         raise ValueError(f"weights trained on {family['name']!r} have no held-out tasks, only {', '.join(FAMILIES)}")
-    own = {name: family[name] for name in CHANGEABLE if family.get(name) is not None}
-    own = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
+    changes = {name: family[name] for name in CHANGEABLE if family.get(name) is not None}
+    changes = {name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()}
     one_core()
     network, card = weights.load(source)
     evaluation = HeldOutEvaluation(
-        family_named(family["name"], root=data, **own),
+        family_named(family["name"], root=data, **changes),
         horizon["longest"],
         samples=horizon["samples"],
         tasks=tasks,
@@ -84,11 +75,7 @@ def held_out_losses(source: Path, protocol: dict[str, Any], tasks: int, data: st
 
 
 def difference(new: Path, former: Path, tasks: int, data: str | None = None) -> Difference:
-    """Runs both, a process each, with the same initial weights, minibatches and noise, by the training of ``new``.
-
-    Raises:
-        ValueError: as `held_out_losses`.
-    """
+    """Runs both, a process each, with the same initial weights, minibatches and noise, by the training of ``new``."""
     measure = partial(held_out_losses, protocol=weights.load_card(new)["meta_training"], tasks=tasks, data=data)
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         return difference_of(*pool.map(measure, (new, former)))
@@ -96,6 +83,6 @@ def difference(new: Path, former: Path, tasks: int, data: str | None = None) -> 
 
 def difference_of(new: Tensor, former: Tensor) -> Difference:
     """The same, of the losses (tasks,) of both."""
-    each = new - former
-    error = each.std().item() / math.sqrt(len(each))
-    return Difference(new.mean().item(), former.mean().item(), each.mean().item(), error, len(each))
+    differences = new - former
+    error = differences.std().item() / math.sqrt(len(differences))
+    return Difference(new.mean().item(), former.mean().item(), differences.mean().item(), error, len(differences))

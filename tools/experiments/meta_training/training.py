@@ -1,9 +1,11 @@
-"""One meta-training: its trainer, what is found out before it starts, and the weights with their card."""
+"""A meta-training: its trainer, the checks before it starts, and the weights with their card."""
 
 from __future__ import annotations
 
 import math
 import os
+import shlex
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,6 @@ from typing import Any
 import torch
 
 from experiments.harness.output import command_line
-from experiments.meta_training.cards import commit, reproducing, without_infinities
 from experiments.meta_training.options import Options, check_positive
 from learned_samplers.learned.cards import registered
 from learned_samplers.learned.weights import save as save_weights
@@ -27,11 +28,7 @@ BASELINE_LRS = (0.02, 0.05, 0.1, 0.2)
 
 
 def executor_maker(workers: int) -> Callable[[Evaluator], Executor]:
-    """What runs an iteration's pairs; joins the process group if torchrun started this process.
-
-    Raises:
-        ValueError: there cannot be so many workers.
-    """
+    """Maker of the executor of an iteration's pairs; joins the process group if torchrun started this process."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1:
         if workers > 1:
@@ -42,11 +39,7 @@ def executor_maker(workers: int) -> Callable[[Evaluator], Executor]:
 
 
 def make_trainer(options: Options) -> Trainer:
-    """The trainer that the options describe; joins the process group if torchrun started this process.
-
-    Raises:
-        ValueError, FileNotFoundError: options that cannot be trained with; nothing has been then.
-    """
+    """The trainer that the options describe; joins the process group if torchrun started this process."""
     options.check()
     family, rule, estimator = options.tasks.make(), options.make_rule(), options.gradient.make()
     make_executor = executor_maker(options.workers)
@@ -68,20 +61,20 @@ def held_out(options: Options, family: ImageTaskFamily | GaussianFamily, rule: N
     """The evaluation on held-out tasks; ValueError where there are none, or the sampler cannot run on them."""
     if isinstance(family, GaussianFamily):
         raise ValueError("evaluate_every must be 0 for family 'gaussians', which has no held-out images")
-    own = options.gradient
+    gradient = options.gradient
     evaluation = HeldOutEvaluation(
         family,
-        own.horizon[1],
-        samples=own.samples,
+        gradient.horizon[1],
+        samples=gradient.samples,
         tasks=options.held_out_tasks,
         lrs=sorted(set(options.held_out_lrs or family.lrs)),
         baseline_lrs=BASELINE_LRS,
-        burn_in=own.burn_in,
+        burn_in=gradient.burn_in,
     )
     try:
         evaluation.check(rule)
     except ValueError as error:
-        chosen = ", ".join(f"{name}={getattr(own, name)}" for name in ("horizon", "samples", "burn_in"))
+        chosen = ", ".join(f"{name}={getattr(gradient, name)}" for name in ("horizon", "samples", "burn_in"))
         raise ValueError(f"evaluation with {chosen}: {error}") from error
     return evaluation
 
@@ -102,12 +95,7 @@ def check_sampler(rule: NetworkRule, seed: int, lr: float, momentum_decay: float
 
 
 def check_tasks(family: ImageTaskFamily | GaussianFamily, seed: int) -> None:
-    """Draw a task of every data set with all of the family's labels, so that none turns out to be missing hours later.
-
-    Raises:
-        ValueError: a data set has no such labels, or no training images.
-        FileNotFoundError: data sets have no files; names all of them, and those that are there.
-    """
+    """Draw a task of every data set with all of the family's labels: none shall turn out to be missing hours later."""
     if not isinstance(family, ImageTaskFamily):
         family.task(seed, 0, 0)
         return
@@ -157,3 +145,37 @@ def write_weights(trainer: Trainer, options: Options) -> Path:
     path = options.folder / "weights.safetensors"
     save_weights(path, rule.network(trainer.result), card)
     return path
+
+
+def without_infinities(value: Any) -> Any:
+    """Plain values with None in the place of NaN and infinities, which JSON has not; a sampler that fails has them."""
+    if isinstance(value, dict):
+        return {key: without_infinities(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_infinities(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def commit() -> str | None:
+    """The commit that these tools are at, None outside a repository."""
+    answer = subprocess.run(
+        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return answer.stdout.strip() or None
+
+
+def reproducing(command: str, iterations: int) -> str:
+    """The command that gives a meta-training's weights again, from the one that ended it and the iterations it did.
+
+    The limit on the time is left out, because another machine would stop after another number of iterations. Where no
+    iteration was done the command has a limit of zero minutes.
+    """
+    kept, words = [], iter(shlex.split(command))
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in ("--minutes", "--iterations"):
+            kept.append(word)
+        elif not value:
+            next(words)
+    ended = ["--iterations", str(iterations)] if iterations else ["--minutes", "0"]
+    return shlex.join([*kept, *ended])

@@ -10,8 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from experiments.harness.methods import Method, by_name
-from experiments.harness.options import at_least_one, not_negative, share_below_one
+from experiments.harness.options import at_least, not_negative, share_below_one
 from learned_samplers import MOOSVGD, MTSGD
 from learned_samplers.particles import MGDA, LinearScalarisation, ParetoMTL
 from learned_samplers.particles.base import ParticleSampler
@@ -19,44 +18,31 @@ from learned_samplers.particles.base import ParticleSampler
 
 @dataclass(frozen=True)
 class Settings:
-    """Data and budget; the same for every method.
+    """Data and budget; the same for every method."""
 
-    Raises:
-        ValueError: an argument out of range, by name and value.
-    """
-
-    # Side of the images in pixels. They are made at 36 and resized.
-    size: int = 28
-    # Training images; by default all that there are.
-    train: int | None = None
-    # Validation images; by default all that there are.
-    validation: int | None = None
-    # Test images; by default all that there are.
-    test: int | None = None
-    # Number of particles.
-    particles: int = 5
-    # Epochs of a run that counts.
-    epochs: int = 5
-    # Images in a minibatch.
-    batch_size: int = 64
-    # Of the SGD that takes the direction.
-    momentum: float = 0.9
+    size: int = 28  # Side of the images in pixels. They are made at 36 and resized.
+    train: int | None = None  # Training images; by default all that there are.
+    validation: int | None = None  # Validation images; by default all that there are.
+    test: int | None = None  # Test images; by default all that there are.
+    particles: int = 5  # Number of particles.
+    epochs: int = 5  # Epochs of a run that counts.
+    batch_size: int = 64  # Images in a minibatch.
+    momentum: float = 0.9  # Momentum of the SGD that takes the direction.
     # Share of a run in which the learning rate rises to its value; without it some particles never leave the plateau.
     warm_up: float = 0.1
     # Share of a run after which the learning rate is halved, again and again: 15 of 100 epochs in the paper.
     halve_every: float = 0.15
-    # Of MTSGD: U of the paper, or its first term alone, the published code's rule.
+    # MTSGD: U of the paper, or its first term alone, the published code's rule.
     target_weights: Literal["exact", "gradients"] = "exact"
-    # Of MTSGD: the scores that U is made of are divided by their norm: of each task and particle, or of each task and
+    # MTSGD: the scores that U is made of are divided by their norm: of each task and particle, or of each task and
     # coordinate.
     gradient_normalisation: Literal["none", "particle", "coordinate"] = "none"
-    # Of MOOSVGD: the kernel acts on the losses, as in its paper, or on parameters.
+    # MOOSVGD: the kernel acts on the losses, as in its paper, or on parameters.
     moo_svgd_kernel_on: Literal["losses", "parameters"] = "losses"
-    # Of the repulsion between particles; at 0 there is none.
-    temperature: float = 1.0
+    temperature: float = 1.0  # Temperature of the repulsion between particles; at 0 there is none.
 
     def __post_init__(self) -> None:
-        at_least_one(self, "size", "particles", "epochs", "batch_size", "train", "validation", "test")
+        at_least(1, self, "size", "particles", "epochs", "batch_size", "train", "validation", "test")
         share_below_one(self, "momentum", "warm_up")
         if not 0 < self.halve_every <= 1:
             raise ValueError(f"halve_every must lie in (0, 1], got {self.halve_every}")
@@ -64,15 +50,19 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class TaskMethod(Method):
-    """One row of the comparison; ``build`` is (groups, lr, N, settings, further keywords) → sampler.
+class TaskMethod:
+    """Row of the comparison.
 
     Attributes:
-        repels: whether the particles repel each other, so that the scale of the energies matters.
-        separate: whether each task has a network of its own, with nothing shared.
-        features: whether the closure returns the logits beside the losses, for the kernel.
+        build: (groups, lr, N, settings, further keywords) → sampler.
+        lr: centre of the grid of learning rates.
+        repels: the particles repel each other, so that the scale of the energies matters.
+        separate: each task has a network of its own, with nothing shared.
+        features: the closure returns the logits beside the losses, for the kernel.
     """
 
+    build: Callable[..., ParticleSampler]
+    lr: float
     repels: bool = False
     separate: bool = False
     features: bool = False
@@ -82,17 +72,17 @@ class SingleTasks(LinearScalarisation):
     """Networks that share nothing: the gradient of the losses' sum is for each parameter that of its own task."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of every task's particles on its own loss; the losses (K, M)."""
+        """A step of every task's particles on its own loss; the losses (K, M)."""
         assert closure is not None
-        kept: list[Tensor] = []
+        losses: list[Tensor] = []
 
         def total() -> Tensor:
-            kept.append(closure())
-            return kept[0].sum(0, keepdim=True)
+            losses.append(closure())
+            return losses[0].sum(0, keepdim=True)
 
         super().step(total)
         self.weights = None  # there is nothing to weigh
-        return kept[0].detach()
+        return losses[0].detach()
 
 
 def _plain(cls: Callable[..., ParticleSampler], **fixed: Any) -> Callable[..., ParticleSampler]:
@@ -100,8 +90,8 @@ def _plain(cls: Callable[..., ParticleSampler], **fixed: Any) -> Callable[..., P
 
 
 def _mt_sgd(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
-    own: Any = {key: getattr(settings, key) for key in ("target_weights", "gradient_normalisation")}
-    return MTSGD(groups, lr, num_data, **own, **more)
+    rule: Any = {key: getattr(settings, key) for key in ("target_weights", "gradient_normalisation")}
+    return MTSGD(groups, lr, num_data, **rule, **more)
 
 
 def _moo_svgd(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
@@ -111,16 +101,16 @@ def _moo_svgd(groups: Any, lr: float, num_data: float, settings: Settings, **mor
 _CODE = {"target_weights": "gradients", "kernel_on": "features", "gradient_normalisation": "coordinate"}
 #: In the order of the paper's tables; MTSGDCode is the rule of the published code, SVGD has equal weights. SingleTask,
 #: of Table 2, has an ensemble of independent networks for each task.
-METHODS: dict[str, TaskMethod] = by_name(
-    TaskMethod("SingleTask", _plain(SingleTasks), 0.1, separate=True),
-    TaskMethod("LinearScalarisation", _plain(LinearScalarisation), 0.1),
-    TaskMethod("MGDA", _plain(MGDA), 0.1),
-    TaskMethod("ParetoMTL", _plain(ParetoMTL), 0.1),
-    TaskMethod("MOOSVGD", _moo_svgd, 0.2, repels=True),
-    TaskMethod("MTSGD", _mt_sgd, 0.2, repels=True),
-    TaskMethod("MTSGDCode", _plain(MTSGD, **_CODE), 0.2, repels=True, features=True),
-    TaskMethod("SVGD", _plain(MTSGD, target_weights="equal"), 0.2, repels=True),
-)
+METHODS: dict[str, TaskMethod] = {
+    "SingleTask": TaskMethod(_plain(SingleTasks), 0.1, separate=True),
+    "LinearScalarisation": TaskMethod(_plain(LinearScalarisation), 0.1),
+    "MGDA": TaskMethod(_plain(MGDA), 0.1),
+    "ParetoMTL": TaskMethod(_plain(ParetoMTL), 0.1),
+    "MOOSVGD": TaskMethod(_moo_svgd, 0.2, repels=True),
+    "MTSGD": TaskMethod(_mt_sgd, 0.2, repels=True),
+    "MTSGDCode": TaskMethod(_plain(MTSGD, **_CODE), 0.2, repels=True, features=True),
+    "SVGD": TaskMethod(_plain(MTSGD, target_weights="equal"), 0.2, repels=True),
+}
 
 #: Scales of the energies: N times the mean loss, the Bayesian posterior; or the mean loss itself, as in the published
 #: code, which makes the repulsion N times stronger beside the gradients.

@@ -25,9 +25,6 @@ class LeNet:
     All particles see the same images: the first layer is one matrix product on the images' patches, the second a
     convolution with a group of channels for each particle, on channels-last activations, and ReLU comes after pooling,
     where it is the same on a quarter of the numbers.
-
-    Raises:
-        ValueError: the images are too small.
     """
 
     def __init__(self, input_shape: tuple[int, int, int], tasks: int, classes: int, particles: int) -> None:
@@ -72,7 +69,7 @@ class LeNet:
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Put back what `state` has copied."""
+        """Put back a copy that `state` made."""
         for name, p in self.parameters().items():
             p.copy_(state[name])
 
@@ -82,7 +79,7 @@ class LeNet:
         self.mean, self.deviation = values.mean().item(), values.std().item()
 
     def inputs(self, x: Tensor) -> Tensor:
-        """What the network sees of images in uint8."""
+        """Standardised pixels of images in uint8."""
         return (scaled(x) - self.mean) / self.deviation
 
     def latents(self, x: Tensor) -> Tensor:
@@ -134,5 +131,5 @@ class SeparateNetworks(LeNet):
         return torch.cat([part.latents(x) for part in self.parts], dim=-1)
 
     def outputs(self, latents: Tensor) -> list[Tensor]:
-        own = latents.chunk(len(self.parts), dim=-1)
-        return [part.outputs(one)[0] for part, one in zip(self.parts, own, strict=True)]
+        chunks = latents.chunk(len(self.parts), dim=-1)
+        return [part.outputs(chunk)[0] for part, chunk in zip(self.parts, chunks, strict=True)]

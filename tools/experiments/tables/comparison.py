@@ -1,4 +1,4 @@
-"""The runs of the protocol, one process each, and the tables of them."""
+"""Declaration of the tables: the runs of the protocol, one process each, and the tables of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,16 +17,13 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from experiments.harness.methods import one_of
-from experiments.harness.options import DataOptions, OutputOptions, each_once, positive
-from experiments.harness.run_store import RunStore, fingerprint
+from experiments.harness.options import DataOptions, OutputOptions, names_once, one_of, positive
+from experiments.harness.run_store import fingerprint
+from experiments.harness.study import Experiment, Findings, Job, Run, carry_out
 from experiments.harness.tables import markdown, spread
 from experiments.tables.data import CLASSIFICATIONS, GAPS, REGRESSIONS, SPLITS, Table, load
 from experiments.tables.methods import METHODS
 from learned_samplers.estimators import BayesianMLPClassifier, BayesianMLPRegressor
-
-#: One run: "set/split/method" → its result.
-Found = dict[tuple[str, str, str], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -37,66 +34,23 @@ class TablesOptions(DataOptions, OutputOptions):
     sets: tuple[Annotated[str, one_of((*REGRESSIONS, *CLASSIFICATIONS), "SET")], ...] = (*REGRESSIONS, *CLASSIFICATIONS)
     # Splits: 0, 1, 2, and for regressions gap0, gap1, gap2. All sets have the first before the second begins.
     splits: tuple[Annotated[str, one_of((*SPLITS, *GAPS))], ...] = SPLITS
-    # Methods; hmc only where it is named.
-    methods: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(name for name in METHODS if name != "hmc")
+    methods: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(METHODS)  # Methods.
     # A Python that has the package sklearn-contrib-bde: for the method bde, airfoil and bike.
     bde_python: str = sys.executable
-    # Seconds after which a run is given up.
-    limit: float = 3600.0
-    # Make no run: show those that are there.
-    show: bool = False
+    limit: float = 3600.0  # Seconds after which a run is given up.
+    out: Path = Path("runs/tables")  # Folder of the runs, the tables and the results.
 
     def __post_init__(self) -> None:
-        each_once(self, "sets", "splits", "methods")
+        names_once(self, "sets", "splits", "methods")
         positive(self, "limit")
-
-    def jobs(self) -> Iterator[tuple[str, str, str]]:
-        """Set, split and method of each run, in the order in which they are made."""
-        for split in self.splits:
-            for name in self.sets:
-                if split in SPLITS or name in REGRESSIONS:
-                    yield from ((name, split, method) for method in self.methods)
-
-
-def results(options: TablesOptions) -> Iterator[Found]:
-    """Make every run that is not there, and give all that were asked for so far after each.
-
-    Raises:
-        FileNotFoundError: a set, or bde, is not there.
-    """
-    assert options.out is not None
-    found: Found = {}
-    tables: dict[str, Table] = {}
-    for name, split, method in options.jobs():
-        if name not in tables:
-            tables[name] = load(name, options.data, options.bde_python)
-        table = tables[name]
-        rows = rows_of(table, split)
-        prints = fingerprint(torch.from_numpy(np.ascontiguousarray(a)) for a in rows.values())
-        store = RunStore(options.out, prints, fresh=options.fresh)
-        settings = {"set": name, "split": split, "method": method, "of": settings_of(method, table.classes)}
-        file = f"{name}_{split}_{method}"
-        made = store.read(file, settings)
-        if made is None and not options.show:
-            made = store.write(file, settings, run(options, method, split, rows))
-        if made is not None:
-            found[name, split, method] = made | {"plain": {part: plain(rows, part) for part in made["parts"]}}
-            yield found
-
-
-def settings_of(method: str, classes: bool) -> str:
-    """The defaults of ours, so that a run is made again where they have changed."""
-    estimator = BayesianMLPClassifier() if classes else BayesianMLPRegressor()
-    return str(sorted(estimator.get_params().items())) if method in ("ours", "hmc") else ""
 
 
 def rows_of(table: Table, split: str) -> dict[str, np.ndarray]:
     """x and y of the training rows and every test part of a split, as `methods.measure` takes them."""
     y = table.y.astype(np.int64 if table.classes else np.float64)
     parts = table.split(split).items()
-    return {f"x_{part}": table.x[rows].astype(np.float64) for part, rows in parts} | {
-        f"y_{part}": y[rows] for part, rows in parts
-    }
+    inputs = {f"x_{part}": table.x[rows].astype(np.float64) for part, rows in parts}
+    return inputs | {f"y_{part}": y[rows] for part, rows in parts}
 
 
 def plain(rows: Mapping[str, np.ndarray], part: str) -> float:
@@ -109,8 +63,8 @@ def plain(rows: Mapping[str, np.ndarray], part: str) -> float:
     return float((-0.5 * z**2 - math.log(train.std() * math.sqrt(2 * math.pi))).mean())
 
 
-def run(options: TablesOptions, method: str, split: str, rows: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """One run in a process of its own, with one thread; "failed" says why there is nothing."""
+def run(options: TablesOptions, method: str, split: str, rows: Mapping[str, np.ndarray]) -> Run:
+    """A run in a process of its own, with one thread; "failed" says why there is nothing."""
     root = Path(__file__).parents[3]
     path = os.pathsep.join([str(root), str(root / "tools"), os.environ.get("PYTHONPATH", "")])
     single = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -135,29 +89,10 @@ def run(options: TablesOptions, method: str, split: str, rows: Mapping[str, np.n
 
 
 def collapsed(result: Mapping[str, Any]) -> bool:
-    """Whether a run failed, or knows less than the distribution of the training targets."""
+    """True for a run that failed, or knows less than the distribution of the training targets."""
     parts = result["parts"]
     first = next((part for part in parts if part != "gap"), None)
     return first is None or not parts[first]["lpd"] >= result["plain"][first]
-
-
-def report(found: Found) -> str:
-    """The tables of what there is, and the answers to the protocol's questions."""
-    text = []
-    usual = {key: r for key, r in found.items() if key[1] in SPLITS}
-    gaps = {key: r for key, r in found.items() if key[1] in GAPS}
-    for title, names, columns in (
-        ("Regression", REGRESSIONS, ("lpd", "rmse", "coverage", "width", "seconds", "megabytes")),
-        ("Classification", CLASSIFICATIONS, ("lpd", "accuracy", "seconds", "megabytes")),
-    ):
-        for column in columns:
-            if rows := matrix(usual, names, "test", column):
-                text += [f"## {title}: {TITLES[column]}", markdown(rows)]
-    for part in ("gap", "data"):
-        for column in ("lpd", "coverage", "width"):
-            if rows := matrix(gaps, REGRESSIONS, part, column):
-                text += [f"## Gap splits, rows of the {part}: {TITLES[column]}", markdown(rows)]
-    return "\n\n".join([*text, answers(usual)])
 
 
 TITLES = {
@@ -169,47 +104,97 @@ TITLES = {
     "megabytes": "peak memory, MB",
     "accuracy": "accuracy, %",
 }
+DECIMALS = {"coverage": 1, "accuracy": 1, "seconds": 0, "megabytes": 0}
 
 
-def values(found: Found, name: str, method: str, part: str, column: str) -> list[float]:
-    """One number of every run of a set and method that has not collapsed."""
-    runs = [r for (s, _, m), r in found.items() if (s, m) == (name, method) and not collapsed(r)]
+def values(runs: Sequence[Run], part: str, column: str) -> list[float]:
+    """A number of every run that has not collapsed."""
     percent = 100.0 if column in ("coverage", "accuracy") else 1.0
-    return [percent * (r[column] if column in ("seconds", "megabytes") else r["parts"][part][column]) for r in runs]
+    good = [r for r in runs if not collapsed(r)]
+    return [percent * (r[column] if column in ("seconds", "megabytes") else r["parts"][part][column]) for r in good]
 
 
-def matrix(found: Found, names: Sequence[str], part: str, column: str) -> list[dict[str, str]]:
-    """A row a set, a column a method: mean ± standard deviation over splits; † for each that collapsed."""
-    methods = [m for m in METHODS if any(key[2] == m for key in found)]
-    decimals = {"coverage": 1, "accuracy": 1, "seconds": 0, "megabytes": 0}.get(column, 3)
-    table = []
-    for name in names:
-        if splits := {split for s, split, _ in found if s == name}:
-            row = {"set": name, "splits": str(len(splits))}
-            for method in methods:
-                bad = [r for (s, _, m), r in found.items() if (s, m) == (name, method) and collapsed(r)]
-                row[method] = spread(values(found, name, method, part, column), decimals) + "†" * len(bad)
-            table.append(row)
-    return table
+class Tables(Experiment):
+    """A problem is a split of a set, "concrete 0"; every method has one run on it."""
+
+    def __init__(self, options: TablesOptions) -> None:
+        super().__init__(options)
+        self.tables: dict[str, Table] = {}
+
+    def problems(self) -> Sequence[str]:
+        places = [(name, split) for split in self.options.splits for name in self.options.sets]
+        return [f"{name} {split}" for name, split in places if split in SPLITS or name in REGRESSIONS]
+
+    def methods(self, problem: str) -> Sequence[str]:
+        return self.options.methods
+
+    def seeds(self, problem: str) -> Sequence[int]:
+        return (0,)
+
+    def rows(self, problem: str) -> dict[str, np.ndarray]:
+        name, split = problem.split()
+        if name not in self.tables:
+            self.tables[name] = load(name, self.options.data, self.options.bde_python)
+        return rows_of(self.tables[name], split)
+
+    def data(self, problem: str) -> str:
+        return fingerprint(torch.from_numpy(np.ascontiguousarray(array)) for array in self.rows(problem).values())
+
+    def made_of(self, job: Job) -> Run:
+        """Defaults of ours, so that a run is made again if they have changed."""
+        classes = job.problem.split()[0] in CLASSIFICATIONS
+        estimator = BayesianMLPClassifier() if classes else BayesianMLPRegressor()
+        return {"defaults": str(sorted(estimator.get_params().items())) if job.method == "ours" else ""}
+
+    def run(self, job: Job, store: Any) -> Run:
+        rows = self.rows(job.problem)
+        result = run(self.options, job.method, job.problem.split()[1], rows)
+        return {**result, "plain": {part: plain(rows, part) for part in result["parts"]}}
+
+    def report(self, findings: Findings) -> str:
+        """Tables of all splits, a row a set, and the answers to the protocol's questions."""
+        text = []
+        for title, names, splits, part, columns in (
+            ("Regression", REGRESSIONS, SPLITS, "test", ("lpd", "rmse", "coverage", "width", "seconds", "megabytes")),
+            ("Classification", CLASSIFICATIONS, SPLITS, "test", ("lpd", "accuracy", "seconds", "megabytes")),
+            ("Gap splits, rows of the gap", REGRESSIONS, GAPS, "gap", ("lpd", "coverage", "width")),
+            ("Gap splits, rows of the data", REGRESSIONS, GAPS, "data", ("lpd", "coverage", "width")),
+        ):
+            for column in columns:
+                rows = [self._row(findings, name, splits, part, column) for name in names]
+                if shown := [row for row in rows if row]:
+                    text += [f"## {title}: {TITLES[column]}", markdown(shown)]
+        return "\n\n".join([*text, answers(findings)])
+
+    def _row(self, findings: Findings, name: str, splits: Sequence[str], part: str, column: str) -> dict[str, str]:
+        """Mean ± standard deviation of each method over the splits of a set; † for each run that collapsed."""
+        problems = [p for p in findings.runs if p in [f"{name} {split}" for split in splits]]
+        cells = {"set": name, "splits": str(len(problems))}
+        for method in findings.methods():
+            runs = [run for p in problems for run in findings.runs[p].get(method, ())]
+            cells[method] = spread(values(runs, part, column), DECIMALS.get(column, 3))
+            cells[method] += "†" * sum(map(collapsed, runs))
+        return cells if problems else {}
 
 
-def answers(found: Found) -> str:
-    """Whose log density is higher, on the splits that both have, and at what cost; and coverage of ours."""
+def answers(findings: Findings) -> str:
+    """Sets on which the log density of ours is higher than bde's, on the splits that both have, and at what cost."""
     better, cheap, within, sets = [], [], [], []
     for name in REGRESSIONS:
-        splits = [s for n, s, m in found if n == name and m == "ours" and (n, s, "bde") in found]
-        pairs = [(found[name, s, "ours"], found[name, s, "bde"]) for s in splits]
-        pairs = [(a, b) for a, b in pairs if not collapsed(a)]
+        runs = [findings.runs.get(f"{name} {split}", {}) for split in SPLITS]
+        pairs = [
+            (r["ours"][0], r["bde"][0]) for r in runs if {"ours", "bde"} <= r.keys() and not collapsed(r["ours"][0])
+        ]
         if not pairs:
             continue
         sets.append(name)
-        if cover := values(found, name, "ours", "test", "coverage"):
-            within += [name] if abs(statistics.fmean(cover) - 90) <= 2 else []
-        gains = [math.inf if collapsed(b) else a["parts"]["test"]["lpd"] - b["parts"]["test"]["lpd"] for a, b in pairs]
-        if statistics.fmean(gains) >= 0:
+        if abs(statistics.fmean(values([ours for ours, _ in pairs], "test", "coverage")) - 90) <= 2:
+            within.append(name)
+        lpd: Callable[[Run], float] = lambda run: run["parts"]["test"]["lpd"]  # noqa: E731
+        if statistics.fmean(math.inf if collapsed(b) else lpd(a) - lpd(b) for a, b in pairs) >= 0:
             better.append(name)
-            costs = [(a["seconds"], b.get("seconds", math.inf)) for a, b in pairs]
-            cheap += [name] if sum(a for a, _ in costs) <= 0.5 * sum(b for _, b in costs) else []
+            seconds = [(a["seconds"], b.get("seconds", math.inf)) for a, b in pairs]
+            cheap += [name] if sum(a for a, _ in seconds) <= 0.5 * sum(b for _, b in seconds) else []
 
     def of(chosen: Sequence[str]) -> str:
         return f"{len(chosen)} of {len(sets)} sets ({', '.join(chosen) or 'none'})"
@@ -218,3 +203,8 @@ def answers(found: Found) -> str:
         f"Log density of ours at least bde's: {of(better)}; at half of its CPU-seconds or less too: {of(cheap)}. "
         f"Coverage of ours within two points of 90 %: {of(within)}."
     )
+
+
+def tables(options: TablesOptions, command: str) -> Findings:
+    """Make every run, and write tables and numbers after each."""
+    return carry_out(Tables(options), options, command)

@@ -1,4 +1,4 @@
-"""The tables: where they lie, and which rows are for training and testing."""
+"""The tables: their files, and the rows for training and testing."""
 
 from __future__ import annotations
 
@@ -63,15 +63,7 @@ class Table:
 
 
 def load(name: str, root: str | os.PathLike[str] | None, bde_python: str) -> Table:
-    """The table of that name.
-
-    Args:
-        root: the data root, for the sets of UCI.
-        bde_python: a Python that has bde, with whose files airfoil and bike come.
-
-    Raises:
-        FileNotFoundError: the file, or bde, is not there.
-    """
+    """The table of that name."""
     if name in CLASSIFICATIONS:
         made = name == "moons"
         x, y = datasets.make_moons(1000, noise=0.3, random_state=0) if made else _bundled(name)
@@ -80,8 +72,8 @@ def load(name: str, root: str | os.PathLike[str] | None, bde_python: str) -> Tab
         file, features, target = SHIPPED[name]
         rows = np.genfromtxt(bde_folder(bde_python) / "data" / file, delimiter=",", skip_header=1)
         return Table(name, rows[:, features], rows[:, target])
-    found = uci_data.load(name, root)
-    return Table(name, found.x.numpy(), found.y.numpy(), found.test_index.numpy())
+    data = uci_data.load(name, root)
+    return Table(name, data.x.numpy(), data.y.numpy(), data.test_index.numpy())
 
 
 def _bundled(name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -89,17 +81,13 @@ def _bundled(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bde_folder(python: str) -> Path:
-    """Where that Python has bde.
-
-    Raises:
-        FileNotFoundError: nowhere.
-    """
+    """Folder in which that Python has bde."""
     code = (
         "from importlib.util import find_spec as f; s = f('bde'); print(s.submodule_search_locations[0] if s else '')"
     )
-    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    if not found:
+    folder = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    if not folder:
         raise FileNotFoundError(
             f"{python} has no package bde; install sklearn-contrib-bde, or name another --bde-python"
         )
-    return Path(found)
+    return Path(folder)

@@ -16,7 +16,6 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy as np
 from scipy.special import logsumexp, ndtr
@@ -27,19 +26,17 @@ CHUNK = 500
 COMPONENTS = 1000
 HIDDEN, MEMBERS, RATE, PASSES = (32, 32), 8, 0.1, 100
 GP_ROWS = 1000
-#: Of HMC in each chain; a third of them adapt the step to an acceptance of 0.8.
-TRAJECTORIES, LEAPFROG_STEPS = 600, 40
 
 
 class Predicted(NamedTuple):
-    """Of some rows: the mean, the log density at given targets, and the bounds of the central 90 % interval."""
+    """Mean, log density at given targets, and bounds of the central 90 % interval of rows."""
 
     mean: np.ndarray
     log_density: Callable[[np.ndarray], np.ndarray]
     interval: Callable[[], tuple[np.ndarray, np.ndarray]]
 
 
-#: What a method gives: a function of new features, to `Predicted`, or probabilities (row, class); and a note.
+#: Result of a method: a function of new features, to `Predicted`, or probabilities (row, class); and a note.
 Fitted = tuple[Callable[[np.ndarray], Any], str]
 
 
@@ -62,34 +59,6 @@ def ours(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Fitted:
         return Predicted(mean, partial(model.log_density, new), partial(model.predict_interval, new, 0.9))
 
     return predict, model.verdict_.text
-
-
-def hmc(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Fitted:
-    """Ours, from the same warm-up, with trajectories that are accepted or not in the place of microcanonical steps."""
-    import torch
-
-    from learned_samplers import HMC
-    from learned_samplers.estimators import mlp
-    from learned_samplers.estimators.sampling import Trace, collection, flatten, gradient
-
-    def sample(chains: Any, losses: Any, count: int, model: Any, *, samples: int, seed: int, **_: Any) -> Any:
-        flat, kept, energies, adapt = flatten(chains), [], [], TRAJECTORIES // 3
-        settings: dict[str, Any] = {"leapfrog_steps": LEAPFROG_STEPS, "adapt_steps": adapt}
-        sampler = HMC([flat], 1e-3, count, generator=torch.Generator().manual_seed(seed), **settings)
-
-        def closure() -> torch.Tensor:
-            found = losses(None) + chains.prior_energy() / count
-            flat.grad = gradient(chains, found)
-            return found.detach()
-
-        for step in range(-adapt, TRAJECTORIES - adapt):
-            energies.append(count * sampler.step(closure))
-            if step >= 0 and step % max(1, (TRAJECTORIES - adapt) // samples) == 0:
-                kept.append(flat.detach().clone())
-        return collection(chains, kept, model), Trace(torch.stack(energies), float("nan"), sampler.acceptance_rate)
-
-    with mock.patch.object(mlp, "sample", sample):
-        return ours(x, y, classes, seed)
 
 
 def bde(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Fitted:
@@ -195,11 +164,11 @@ def gp(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Fitted:
     return predict, ""
 
 
-METHODS = {"ours": ours, "bde": bde, "ensemble": ensemble, "dropout": dropout, "gp": gp, "hmc": hmc}
+METHODS = {"ours": ours, "bde": bde, "ensemble": ensemble, "dropout": dropout, "gp": gp}
 
 
 def mixture(means: np.ndarray, spreads: np.ndarray) -> Predicted:
-    """What normal distributions (component, row) in equal shares predict."""
+    """Prediction of normal distributions (component, row) in equal shares."""
     return Predicted(means.mean(0), partial(log_density, means, spreads), partial(interval, means, spreads))
 
 
@@ -213,19 +182,19 @@ def interval(means: np.ndarray, spreads: np.ndarray) -> tuple[np.ndarray, np.nda
     """Quantiles 0.05 and 0.95 of the mixture of every row, by bisection."""
     every = -(-len(means) // COMPONENTS)
     means, spreads = means[::every], spreads[::every]
-    found = []
+    bounds = []
     for share in (0.05, 0.95):
         low, high = (means - 10 * spreads).min(0), (means + 10 * spreads).max(0)
         for _ in range(40):
             middle = (low + high) / 2
             less = ndtr((middle - means) / spreads).mean(0) < share
             low, high = np.where(less, middle, low), np.where(less, high, middle)
-        found.append((low + high) / 2)
-    return found[0], found[1]
+        bounds.append((low + high) / 2)
+    return bounds[0], bounds[1]
 
 
 def regression_scores(pieces: Iterator[Any], y: np.ndarray, scale: float) -> dict[str, float]:
-    """Of predictions in pieces of `CHUNK` rows; widths in units of ``scale``."""
+    """Scores of predictions in pieces of `CHUNK` rows; widths in units of ``scale``."""
     density, errors, inside, widths = [], [], [], []
     for start, piece in zip(range(0, len(y), CHUNK), pieces, strict=True):
         aims = y[start : start + CHUNK]
@@ -240,7 +209,7 @@ def regression_scores(pieces: Iterator[Any], y: np.ndarray, scale: float) -> dic
 
 
 def class_scores(pieces: Iterator[Any], y: np.ndarray) -> dict[str, float]:
-    """Of probabilities (row, class) in pieces."""
+    """Scores of probabilities (row, class) in pieces."""
     probabilities = np.concatenate(list(pieces))
     logs = np.log(np.maximum(probabilities[np.arange(len(y)), y], 1e-12))
     return {"lpd": float(logs.mean()), "accuracy": float((probabilities.argmax(1) == y).mean())}
@@ -255,7 +224,7 @@ def peak_megabytes() -> float:
 
 
 def cpu_seconds() -> float:
-    """Of this process and its children, all threads."""
+    """Seconds of this process and its children, all threads."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
@@ -270,7 +239,7 @@ def measure(method: str, seed: int, rows: dict[str, np.ndarray]) -> dict[str, An
         warnings.simplefilter("ignore")  # the verdict is in the result
         predict, note = METHODS[method](x, y, classes, seed)
     fit = cpu_seconds() - start
-    found: dict[str, Any] = {"note": note, "parts": {}}
+    scores: dict[str, Any] = {}
     spent, memory = 0.0, 0.0
     for part in parts:
         new, aims = rows[f"x_{part}"], rows[f"y_{part}"]
@@ -285,8 +254,8 @@ def measure(method: str, seed: int, rows: dict[str, np.ndarray]) -> dict[str, An
                 yield piece
 
         made = pieces()
-        found["parts"][part] = class_scores(made, aims) if classes else regression_scores(made, aims, float(y.std()))
-    return found | {"fit_seconds": fit, "seconds": fit + spent, "megabytes": memory}
+        scores[part] = class_scores(made, aims) if classes else regression_scores(made, aims, float(y.std()))
+    return {"note": note, "parts": scores, "fit_seconds": fit, "seconds": fit + spent, "megabytes": memory}
 
 
 if __name__ == "__main__":

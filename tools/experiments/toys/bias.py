@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import learned_samplers as ls
 from experiments.harness.figures import new_figure
-from experiments.harness.options import at_least_one
+from experiments.harness.options import at_least
 from experiments.harness.output import settings_of, write_outputs
 from experiments.harness.tables import markdown
 from learned_samplers.checks.linear import read_linear_step
 from learned_samplers.checks.simulation import Simulation
 from learned_samplers.classical.adapted import adapted_rule
 from learned_samplers.plots import PALETTE
+from learned_samplers.table import SAMPLERS
 
 NUM_DATA, LR, DECAY = 100, 0.1, 0.1
 #: h = lr/N: SGLD's step size in the energy. A Gaussian of curvature k has the dimensionless step size x = hk.
@@ -48,31 +48,23 @@ Point = tuple[float, float, float]
 class Bias:
     """Bias of every hand-designed sampler's variance against its step size: a figure each, for its page."""
 
-    # Samplers; none stands for all.
-    samplers: tuple[str, ...] = ()
-    # Independent coordinates (or chains) of a simulation, where a step is not linear.
-    coordinates: int = 5_000
-    # Seed of the simulations.
-    seed: int = 0
-    # Folder for the figures and the table.
-    out: Path = Path("runs/bias")
+    samplers: tuple[str, ...] = ()  # Samplers; none stands for all.
+    coordinates: int = 5_000  # Independent coordinates (or chains) of a simulation, where a step is not linear.
+    seed: int = 0  # Seed of the simulations.
+    out: Path = Path("runs/bias")  # Folder for the figures and the table.
 
     def __post_init__(self) -> None:
-        at_least_one(self, "coordinates")
+        at_least(1, self, "coordinates")
         for name in self.samplers:
             if name not in CURVES:
                 raise ValueError(f"samplers must be of {', '.join(CURVES)}, got {name!r}")
 
 
 def exact(make: Make, options: Bias, *, noise: float = 0.0, gain: float = 1.0, guide: bool = False) -> list[Point]:
-    """By the discrete Lyapunov equation, as `check_sampler` does, up to where the step becomes unstable.
+    """Curve of a linear step by the discrete Lyapunov equation, as `check_sampler` has it, until the step is unstable.
 
-    Args:
-        make: makes the sampler; its step must be linear.
-        options: not looked at: nothing is simulated.
-        noise: V, the variance of the minibatches' noise on ∇U.
-        gain: step size of the coordinates in units of h.
-        guide: the law of `EntropyMCMC`'s guide, whose variance is to be T/k + ηT.
+    ``noise`` is V, the variance of the minibatches' noise on ∇U; ``gain`` the step size of the coordinates in units of
+    h; ``guide`` asks for the law of `EntropyMCMC`'s guide, whose variance is to be T/k + ηT.
     """
 
     def bias(x: float) -> float:
@@ -81,15 +73,14 @@ def exact(make: Make, options: Bias, *, noise: float = 0.0, gain: float = 1.0, g
         if step is None:
             raise ValueError(f"the step of {make} is not linear")
         i = step.names.index("guide") if guide else 0
-        variance = float(step.stationary_covariance()[i, i])
-        return variance / (1 / k + GUIDE_VARIANCE * guide) - 1
+        return float(step.stationary_covariance()[i, i]) / (1 / k + GUIDE_VARIANCE * guide) - 1
 
     points: list[Point] = []
     for x in _GRID:
-        found = bias(x)
-        if not math.isfinite(found):
+        error = bias(x)
+        if not math.isfinite(error):
             return points + _up_to_the_limit(bias, points[-1][0], x)
-        points.append((x, found, 0.0))
+        points.append((x, error, 0.0))
     return points
 
 
@@ -98,10 +89,10 @@ def _up_to_the_limit(bias: Callable[[float], float], stable: float, unstable: fl
     points: list[Point] = []
     while unstable - stable > 1e-3 * unstable:
         x = (stable + unstable) / 2
-        found = bias(x)
-        if math.isfinite(found):
+        error = bias(x)
+        if math.isfinite(error):
             stable = x
-            points.append((x, found, 0.0))
+            points.append((x, error, 0.0))
         else:
             unstable = x
     return points
@@ -118,36 +109,32 @@ def simulated(
     steps: float = 10.0,
     least: int = 200,
 ) -> list[Point]:
-    """From exact draws on, ``steps`` relaxation times 1/x of burn-in and as many measured ones.
+    """Curve from exact draws on, ``steps`` relaxation times 1/x of burn-in and as many measured ones, ``least`` steps.
 
-    Args:
-        make: makes the sampler.
-        options: coordinates and seed.
-        noise: V, as for `exact`.
-        spectrum: directions of a chain, of curvatures from a tenth of the largest up, evenly on a log scale.
-            Reported is the stiffest.
-        curvature: from the step size x to the largest curvature.
-        per_chain: coordinates are chains, and the closure returns a loss for each.
-        steps: in units of 1/x.
-        least: steps, however large x is.
+    A chain has ``spectrum`` directions, of curvatures from a tenth of the largest up, evenly on a log scale; reported
+    is the stiffest, whose ``curvature`` is a function of x. ``per_chain``: coordinates are chains with losses each.
     """
     points: list[Point] = []
     for x in _SIMULATED:
         k = curvature(x)
         curvatures = [k * 10 ** (-i / max(1, spectrum - 1)) for i in reversed(range(spectrum))]
-        targets = [1 / each for each in curvatures]
+        targets = [1 / c for c in curvatures]
         push, shape = math.sqrt(noise) / NUM_DATA, (options.coordinates,)
         run = Simulation(make, curvatures, targets, NUM_DATA, 1.0, push, shape, per_chain, torch.float32, options.seed)
-        found = run(max(least, math.ceil(steps / x)), 1.0, None)[-1]
-        if math.isfinite(found["measured_variance"]):
-            points.append(
-                (x, found["measured_variance"] * curvatures[-1] - 1, found["standard_error"] * curvatures[-1])
-            )
+        end = run(max(least, math.ceil(steps / x)), 1.0, None)[-1]
+        if math.isfinite(end["measured_variance"]):
+            points.append((x, end["measured_variance"] * k - 1, end["standard_error"] * k))
     return points
 
 
+def measured(make: Make, options: Bias, *, noise: float = 0.0) -> list[Point]:
+    """Curve of a sampler: exact if its step is linear, else simulated."""
+    linear = read_linear_step(make, 1.0 / NUM_DATA, 0.0) is not None
+    return (exact if linear else simulated)(make, options, noise=noise)
+
+
 def cyclical(make: Make, options: Bias, *, noise: float = 0.0) -> list[Point]:
-    """Over the sampling steps of four cycles after a first one, which checks of a fixed step size cannot see."""
+    """Curve of the sampling steps of four cycles after a first one, which checks of a fixed step size cannot see."""
     points: list[Point] = []
     for x in _SIMULATED:
         k = x / H
@@ -194,41 +181,40 @@ class _Frozen(torch.optim.Optimizer):
 
 
 def maker(name: str, **settings: Any) -> Make:
-    return lambda params: getattr(ls, name)(params, LR, NUM_DATA, **settings)
+    return lambda params: SAMPLERS[name](params, LR, NUM_DATA, **settings)
 
 
-def _both(measure: Callable[..., list[Point]], make: Make, **how: Any) -> dict[str, Callable[[Bias], list[Point]]]:
+def _both(curve: Callable[..., list[Point]], make: Make, **how: Any) -> dict[str, Callable[[Bias], list[Point]]]:
     """Full gradients, and minibatches."""
-    return {
-        "full gradients": partial(measure, make, **how),
-        "minibatches": partial(measure, make, noise=NOISE, **how),
-    }
+    return {"full gradients": partial(curve, make, **how), "minibatches": partial(curve, make, noise=NOISE, **how)}
 
 
 def _psgld_curvature(x: float) -> float:
-    """The step size of PSGLD is lr·G·k/N with G = 1/RMS(ĝ) = N/√(kT) at the posterior: x = lr·√(k/T)."""
+    """Curvature at a step size: that of PSGLD is x = lr·G·k/N with G = 1/RMS(ĝ) = N/√(kT) at the posterior."""
     return (x / LR) ** 2
 
 
 _GUIDED = maker("EntropyMCMC", guide_variance=GUIDE_VARIANCE)
 _MASS = partial(exact, _Frozen, gain=DECAY)
 _CHAIN: dict[str, Any] = {"spectrum": _MIXED, "per_chain": True, "steps": 6.0}
-#: Sampler → its curves, by their labels.
+#: Sampler → its curves, by their labels; those that claim a law and are not here have the usual two.
 CURVES: dict[str, dict[str, Callable[[Bias], list[Point]]]] = {
-    **{name: _both(exact, maker(name)) for name in ("SGHMC", "BAOA", "SGLD")},
     "AdaptedSGHMC": {"full gradients": _MASS, "minibatches": partial(_MASS, noise=NOISE / DECAY)},
-    "CyclicalSGMCMC": _both(cyclical, maker("CyclicalSGMCMC", cycle_length=CYCLE)),
+    "CyclicalSGMCMC": _both(cyclical, maker("CyclicalSGMCMC", cycle_length=CYCLE, exploration_ratio=0.8)),
     # Its preconditioner remembers 100 steps.
     "PSGLD": {"without Γ": partial(simulated, maker("PSGLD"), curvature=_psgld_curvature, least=1000)},
-    "SGNHT": _both(simulated, maker("SGNHT")),
     "HMC": {"full gradients": partial(simulated, maker("HMC", leapfrog_steps=5), per_chain=True)},
     "MCLMC": {"stiffest of 12 directions": partial(simulated, maker("MCLMC"), **_CHAIN)},
-    "SGLRW": _both(simulated, maker("SGLRW")),
     "EntropyMCMC": {
         "weights, full gradients": partial(exact, _GUIDED),
         "weights, minibatches": partial(exact, _GUIDED, noise=NOISE),
         "guide, full gradients": partial(exact, _GUIDED, guide=True),
     },
+}
+CURVES |= {
+    name: _both(measured, maker(name))
+    for name, entry in SAMPLERS.items()
+    if name not in CURVES and not entry.is_learned and entry.law != "heuristic"
 }
 
 
@@ -242,9 +228,9 @@ def figure(curves: dict[str, list[Point]], *, dark: bool) -> Any:
     ax.axhline(0, color=ink, linewidth=0.8)
     for (label, points), colour, mark, dash in zip(curves.items(), colours, "os^", ("-", "--", "-."), strict=False):
         x, bias, error = zip(*points, strict=True)
-        percent = [100 * each for each in bias]
+        percent = [100 * value for value in bias]
         if any(error):
-            bars = [200 * each for each in error]
+            bars = [200 * value for value in error]
             ax.errorbar(x, percent, yerr=bars, fmt=mark + dash, color=colour, label=label, markersize=4, linewidth=1.2)
         else:
             ax.plot(x, percent, dash, color=colour, label=label, linewidth=2)
@@ -286,8 +272,8 @@ def draw(options: Bias, command: str) -> None:
     print(f"{text}\nwritten to {options.out}")
 
 
-def _cell(found: tuple[float, float] | None) -> str:
-    if found is None:
+def _cell(point: tuple[float, float] | None) -> str:
+    if point is None:
         return "unstable"
-    bias, error = (f"{100 * each:.2f} %" for each in found)
-    return f"{'+' if found[0] >= 0 else ''}{bias}" + (f" ± {error}" if found[1] else "")
+    bias, error = point
+    return f"{100 * bias:+.2f} %" + (f" ± {100 * error:.2f} %" if error else "")

@@ -7,15 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from experiments.bandits.experiment import play
-from experiments.bandits.posteriors import (
-    Bootstrap,
-    Budget,
-    Chains,
-    FunctionSpace,
-    History,
-    forward,
-    prior_draw,
-)
+from experiments.bandits.posteriors import Bootstrap, Budget, Chains, FunctionSpace, History, forward, prior_draw
 from experiments.bandits.problems import wheel
 
 SMALL = Budget(contexts=300, members=4, hidden=(16,), steps=10)

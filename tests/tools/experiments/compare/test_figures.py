@@ -5,10 +5,9 @@ import pytest
 from experiments.compare import figures
 from experiments.compare.report import BudgetReport
 from experiments.harness.figures import band, new_figure
-from experiments.harness.runs.methods import METHODS, Setting
+from experiments.harness.runs.methods import METHODS
 from experiments.harness.runs.result import Result
 from experiments.harness.runs.settings import Settings
-from experiments.harness.tuning import Tuning
 
 X = np.array([1.0, 2.0])
 
@@ -34,24 +33,3 @@ def test_on_a_logarithmic_axis_means_and_bands_are_those_of_the_logarithms():
 def test_no_method_is_left_out_of_the_figures(tmp_path):
     runs = {name: [Result(name, 0.1, 0, {}, num_samples=2)] for name in METHODS}
     assert set(figures.styles(BudgetReport(100, tmp_path, Settings(), 1000, runs=runs))) == set(METHODS)
-
-
-def tried(*runs):
-    """A tuning of runs (lr, temperature, validation NLL of each seed)."""
-    made = {}
-    for lr, temperature, *scores in runs:
-        setting = Setting(lr, (("temperature", temperature),))
-        made[setting] = [Result("SGHMC", lr, seed, {}, validation_nll=score) for seed, score in enumerate(scores)]
-    return Tuning(lambda run: run.validation_nll, made)
-
-
-def test_at_each_temperature_the_best_of_the_other_settings_is_drawn(tmp_path):
-    tuning = tried((0.1, 1.0, 0.5, 0.7), (0.2, 1.0, 0.4, 0.9), (0.1, 0.0, 0.3, 0.3), (0.2, 0.0, 0.1, None))
-    assert figures.by_temperature(tuning) == {0.0: [0.3, 0.3], 1.0: [0.5, 0.7]}
-    runs = {"SGHMC": [Result("SGHMC", 0.1, 0, {}, num_samples=2, scores={"nll": 0.5})]}
-    report = BudgetReport(100, tmp_path, Settings(), 1000, runs=runs, tuning={"SGHMC": tuning})
-    (ax,) = figures.figure_3(report, "title").axes
-    assert [line.get_ydata().tolist() for line in ax.lines[:1]] == [[0.3, pytest.approx(0.6)]]
-    assert [text.get_text() for text in ax.get_xticklabels()] == ["0", "1"]
-    report.tuning["SGHMC"] = tried((0.1, 1.0, 0.5))
-    assert figures.figure_3(report, "title") is None

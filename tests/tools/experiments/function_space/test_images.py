@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from experiments.function_space import images as _image_ensembles
-from experiments.function_space.images import (
-    METHODS,
-    PRIOR_VARIANCE,
-    ImageProtocol,
-    ImageRuns,
-    infinite_width,
-    train,
-)
-from experiments.function_space.networks import StackedMLP
+from experiments.function_space.images import METHODS, PRIOR_VARIANCE, ImageProtocol, train
+from experiments.function_space.networks import StackedMLP, infinite_width
 
 from meta_tasks.datasets import load
 
@@ -43,23 +35,7 @@ def test_prior_is_that_of_wide_networks(hidden):
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns(method, digits):
     networks, _ = train(method, digits, 3e-2, PROTOCOL, 0)
-    right = networks.predict(digits.test_x).argmax(-1) == digits.test_y
+    right = networks.predict(digits.test_x).mean(0).argmax(-1) == digits.test_y
     assert right.double().mean() > 0.85
     again, _ = train(method, digits, 3e-2, PROTOCOL, 0)
     assert all(torch.equal(a, b) for a, b in zip(networks.params, again.params, strict=True))
-
-
-def test_runs_are_kept(digits, tmp_path, monkeypatch):
-    runs = ImageRuns(tmp_path, digits, PROTOCOL)
-    lr, trials = runs.tune("SVGD")
-    assert trials[f"{lr:g}"] == min(trials.values())
-    result = runs.run("SVGD", lr, 0)
-    assert result["error"] <= result["error_of_one"] + 0.05
-
-    def refuse(*arguments, **more):
-        raise FloatingPointError("planted")
-
-    monkeypatch.setattr(_image_ensembles, "train", refuse)
-    assert runs.run("SVGD", lr, 0) == result
-    with pytest.raises(RuntimeError, match="FSVGD: it diverged at every learning rate"):
-        runs.tune("FSVGD")

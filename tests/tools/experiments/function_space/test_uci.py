@@ -7,9 +7,18 @@ import math
 import numpy as np
 import pytest
 import torch
-from experiments.function_space.uci import METHODS, Fit, Protocol, fit, prior_by_group, scores
-from experiments.function_space.uci_runs import UCI, Comparison, Run, compare, tables
-from experiments.harness.tuning import Choice, Tuning
+from experiments.function_space.uci import (
+    RATES,
+    UCI,
+    Fit,
+    Protocol,
+    Regressions,
+    difference,
+    fit,
+    prior_by_group,
+    scores,
+)
+from experiments.harness.study import Study
 from experiments.harness.uci_data import RegressionData, load, standardise, validation_folds
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
@@ -53,7 +62,7 @@ def test_scores_are_those_of_the_mixture():
         torch.testing.assert_close(rmse[g], (means.mean(1) - targets).square().mean().sqrt())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", RATES)
 def test_every_method_fits_and_knows_its_noise(method):
     lr = {"SGHMC": 1e-2, "HMC": 1e-3}.get(method, 3e-2)
     rows = linear_data()
@@ -91,45 +100,15 @@ def test_prior_of_each_split_is_its_own():
         assert not expected[g - 1].any()
 
 
-def test_table_text():
-    entry = {"lr": 0.1, "splits_diverged": 0, "splits": [0, 1]}
-    results = {
-        "made": {
-            "FSVGD": {**entry, "rmse": [1.0, 2.0], "log_likelihood": [0.0, 1.0]},
-            "SVGD": {**entry, "rmse": [0.5, 1.5], "log_likelihood": [-1.0, -1.0]},
-        }
-    }
-    text = tables(results, ["FSVGD", "SVGD"])
-    assert "**1.000 ± 0.500**" in text  # the lower RMSE is SVGD's
-    assert "**0.500 ± 0.500**" in text  # the higher log-likelihood is f-SVGD's
-    assert "1.500 ± 0.500" in text  # by which it is ahead
-    results["made"]["SVGD"] |= {"rmse": [0.5], "log_likelihood": [-1.0], "splits_diverged": 1, "splits": [1]}
-    text = tables(results, ["FSVGD", "SVGD"])
-    assert "0.500 (1 diverged)" in text
-    assert "**" not in text  # over other splits: not to be compared
-    assert any(line.endswith("| 2.000 |") for line in text.splitlines()), "on the second split, the one that both ended"
+def test_methods_that_diverge_on_different_splits_are_compared_on_those_of_both():
+    def run(first, lost=False):
+        values = [float(first + k) for k in range(5)]
+        return {"diverged": "so"} if lost else {"diverged": None, "log_likelihood": values}
 
-
-def test_methods_that_diverge_on_different_splits_are_compared_on_those_of_both(tmp_path):
-    """Both have the same score on a split, so that the difference is zero; 0 to 4 are lost, or 15 to 19."""
-
-    class Runs(Comparison):
-        def tune(self, data, method):
-            return Tuning(lambda run: 0.0, {Choice(0.1): [Run(1)]})
-
-        def run(self, data, method, lr, label, train, test, stream):
-            lost = stream == {"FSVGD": 0, "SVGD": 15}[method]
-            values = [float(stream + k) for k in range(5)]
-            return Run(5, diverged="so") if lost else Run(5, rmse=values, log_likelihood=values)
-
-    write(tmp_path, made(60, splits=20))
-    options = UCI(methods=("FSVGD", "SVGD"), splits=20, out=tmp_path)
-    found = compare(Runs(options), [load("yacht", tmp_path)], lambda line: None)["yacht"]
-    assert found["FSVGD"]["splits"] == list(range(5, 20))
-    assert found["SVGD"]["splits"] == list(range(15))
-    text = tables({"yacht": found}, ["FSVGD", "SVGD"])
-    assert "**" not in text
-    assert "| yacht | 0.000 ± 0.000 |" in text
+    ours = [run(first, lost=first == 0) for first in range(0, 20, 5)]
+    theirs = [run(first - 2, lost=first == 15) for first in range(0, 20, 5)]
+    assert difference(ours, theirs) == "2.000 ± 0.000"
+    assert difference(ours[:1], theirs[:1]) == "–"
 
 
 @pytest.mark.parametrize(
@@ -145,17 +124,17 @@ def test_methods_that_diverge_on_different_splits_are_compared_on_those_of_both(
 def test_rates_are_extended_where_the_best_lies_at_an_edge(tmp_path, monkeypatch, peak, chosen, beyond):
     tried = []
 
-    def run(self, data, method, lr, *rest):
-        tried.append(lr)
-        if peak is None and lr > 0.1:
-            return Run(1, diverged="nan")
-        return Run(1, log_likelihood=[-abs(math.log(lr / (peak or 0.1)))])
+    def run(self, job, store):
+        tried.append(job.choice.lr)
+        if peak is None and job.choice.lr > 0.1:
+            raise FloatingPointError("planted")
+        return {"log_likelihood": [-abs(math.log(job.choice.lr / (peak or 0.1)))], "rmse": [1.0]}
 
-    monkeypatch.setattr(Comparison, "run", run)
+    monkeypatch.setattr(Regressions, "run", run)
     write(tmp_path, made(60))
-    tuning = Comparison(UCI(out=tmp_path)).tune(load("yacht", tmp_path), "SVGD")
+    options = UCI(sets=("yacht",), data=str(tmp_path), out=tmp_path / "out")
+    assert Study(Regressions(options), options).choice("yacht", "SVGD").lr == chosen
     assert tried == [0.004, 0.016, 0.064, *beyond]
-    assert (tuning.chosen.lr, [choice.lr for choice in tuning.trials]) == (chosen, tried)
 
 
 # ---------------------------------------------------------------- the files

@@ -22,7 +22,11 @@ def uncommented_fields(source):
         fields = [
             each for each in node.body if isinstance(each, ast.AnnAssign) and ast.unparse(each.annotation) != "Any"
         ]
-        bare = [each for each in fields if not lines[each.lineno - 2].strip().startswith("# ")]
+        bare = [
+            each
+            for each in fields
+            if "  # " not in lines[each.end_lineno - 1] and not lines[each.lineno - 2].strip().startswith("# ")
+        ]
         if len(bare) < len(fields):
             found += [f"{node.name}.{each.target.id}" for each in bare]
     return found

@@ -7,11 +7,9 @@ import pytest
 import torch
 from experiments.multi_task.methods import METHODS, Settings, make_sampler
 from experiments.multi_task.networks import LeNet, SeparateNetworks
-from experiments.multi_task.report import score_table
-from experiments.multi_task.runner import constant_particles, new_result, run, schedule, store_for
+from experiments.multi_task.training import constant_particles, make_network, schedule, scores_of, train
 from torch.func import functional_call
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from meta_tasks.datasets import MultiTaskData
 
@@ -104,95 +102,60 @@ def test_schedule():
 # ---------------------------------------------------------------- one run
 
 
-def one(method="SVGD", lr=0.1, epochs=2, out=None, test=True, seed=0, batches=None, **settings):
+def one(method="SVGD", lr=0.1, epochs=2, seed=0, batches=None, **settings):
+    """Numbers of the training and the test scores of its best particles."""
     own = Settings(**{"particles": 2, "batch_size": 20, "epochs": epochs, **settings})
     batches = batches or data()
-    with tqdm(disable=True) as bar:
-        what = new_result(own, batches.name, method, lr, "posterior", epochs, seed)
-        return run(own, what, batches, store_for(out, batches), bar=bar, test=test)
+    network = make_network(own, method, batches, seed)
+    numbers, best = train(network, own, method, lr, "posterior", batches, seed)
+    network.load_state(best)
+    del numbers["seconds"]
+    return numbers | scores_of(network, batches)
 
 
-def test_a_run_learns_and_is_read_back(tmp_path):
-    first = one("LinearScalarisation", 0.05, epochs=25, out=tmp_path, halve_every=1.0)
-    assert first.steps == 50
-    assert min(first.scores["accuracy"]) > 0.8
-    assert first.validation_nll == min(sum(scores["nll"]) / 2 for scores in first.curve)
-    assert first.best_epoch == 1 + int(np.argmin([sum(scores["nll"]) for scores in first.curve]))
-    # Validation and test images are the same here.
-    best = first.curve[first.best_epoch - 1]
-    assert all(first.scores[key] == pytest.approx(values) for key, values in best.items())
-    path = tmp_path / "runs" / f"{first.name}.json"
-    stamp = path.stat().st_mtime_ns
-    assert one("LinearScalarisation", 0.05, epochs=25, out=tmp_path, halve_every=1.0) == first
-    assert path.stat().st_mtime_ns == stamp, "a finished run was done again"
-    assert list((tmp_path / "tensorboard" / first.name).glob("events.out.tfevents.*"))
-    with pytest.raises(ValueError, match=r"halve_every 1\.0 there, 0\.5 here"):
-        one("LinearScalarisation", 0.05, epochs=25, out=tmp_path, halve_every=0.5)
-    path.write_text("{")
-    with pytest.raises(ValueError, match="is not the result of a run"):
-        one("LinearScalarisation", 0.05, epochs=25, out=tmp_path)
+def test_a_run_learns_and_its_best_epoch_is_scored():
+    run = one("LinearScalarisation", 0.05, epochs=25, halve_every=1.0)
+    totals = [sum(scores["nll"]) for scores in run["curve"]]
+    assert len(totals) == 25
+    assert min(run["accuracy top left"], run["accuracy bottom right"]) > 0.8
+    assert run["best_epoch"] == 1 + int(np.argmin(totals))
+    assert run["score"] == pytest.approx(min(totals) / 2)
+    best = run["curve"][run["best_epoch"] - 1]  # validation and test images are the same here
+    for key, values in best.items():
+        assert [run[f"{key} top left"], run[f"{key} bottom right"]] == pytest.approx(values)
 
 
-def test_the_best_epoch_counts_not_the_last(tmp_path):
+def test_the_best_epoch_counts_not_the_last():
     """A rate that ruins the particles after they had learnt: what is scored is what was best."""
-    validation = data(40, seed=1)
-    plain = data()
+    validation, plain = data(40, seed=1), data()
     parts = {f"{split}_{kind}": getattr(validation, f"{split}_{kind}") for split in ("val", "test") for kind in "xy"}
     mixed = MultiTaskData(
         "multi_mnist", plain.tasks, 10, train_x=plain.train_x, train_y=plain.train_y.roll(1, 0), **parts
     )
-    result = one("LinearScalarisation", 0.1, epochs=12, out=tmp_path, batches=mixed, halve_every=1.0)
-    curve = [sum(scores["nll"]) for scores in result.curve]
+    run = one("LinearScalarisation", 0.1, epochs=12, batches=mixed, halve_every=1.0)
+    curve = [sum(scores["nll"]) for scores in run["curve"]]
     assert curve[-1] > 1.2 * min(curve), "labels at random must overfit"
-    assert result.best_epoch < 12
-    assert sum(result.scores["nll"]) == pytest.approx(min(curve), rel=1e-5)
-
-
-def test_scores_can_come_later(tmp_path):
-    tuned = one(out=tmp_path, test=False)
-    assert tuned.scores == {}
-    assert tuned.confidence == []
-    scored = one(out=tmp_path)
-    assert scored.curve == tuned.curve
-    assert one(out=tmp_path / "again").scores == scored.scores
+    assert run["best_epoch"] < 12
+    assert run["nll top left"] + run["nll bottom right"] == pytest.approx(min(curve), rel=1e-5)
 
 
 @pytest.mark.parametrize("method", EVERY)
-def test_every_method_is_reproducible_and_moves(tmp_path, method):
-    first, second = one(method, epochs=1, out=tmp_path / "1"), one(method, epochs=1, out=tmp_path / "2")
-    assert (first.scores, first.curve, first.weights) == (second.scores, second.curve, second.weights)
-    other = one(method, epochs=1, seed=1, out=tmp_path / "1")
-    assert other.scores != first.scores
-    assert first.curve != one(method, lr=1e-9, epochs=1, out=tmp_path / "3").curve
+def test_every_method_is_reproducible_and_moves(method):
+    first = one(method, epochs=1)
+    assert first == one(method, epochs=1)
+    assert first["nll top left"] != one(method, epochs=1, seed=1)["nll top left"]
+    assert first["curve"] != one(method, lr=1e-9, epochs=1)["curve"]
     if method == "SingleTask":  # no network has weights of several tasks
-        assert first.weights is None
+        assert first["weights"] is None
         return
-    assert len(first.weights) == 2
+    assert len(first["weights"]) == 2
     if method != "ParetoMTL":
-        assert sum(first.weights) == pytest.approx(1, abs=1e-4)
+        assert sum(first["weights"]) == pytest.approx(1, abs=1e-4)
 
 
-def test_a_run_that_diverges_says_so(tmp_path):
-    result = one(lr=1e12, out=tmp_path)
-    assert "finite" in result.diverged
-    assert result.validation_nll is None
-    assert one(lr=1e12, out=tmp_path) == result
-
-
-def test_a_table_with_runs_that_diverged_or_are_missing():
-    def result(good=True):
-        made = new_result(Settings(), "a", "SVGD", 0.1, "posterior", 1, 0)
-        made.scores = {"accuracy": [0.5], "brier": [0.5], "ece": [0.1]} if good else {}
-        made.diverged = None if good else "not finite"
-        return made
-
-    finals = {"a": {"SVGD": [result(), result()], "MGDA": [result()]}, "b": {"SVGD": [result(), result(False)]}}
-    lines = score_table(finals, {"a": ["one"], "b": ["two"]}, "accuracy").splitlines()
-    assert [[part.strip() for part in line.split("|")[1:-1]] for line in (lines[0], *lines[2:])] == [
-        ["data set, task", "SVGD", "MGDA"],
-        ["a, one", "50.00 ± 0.00", "50.00"],
-        ["b, two", "50.00 (1 of 2 diverged)", "–"],
-    ]
+def test_a_run_that_diverges_says_so():
+    with pytest.raises(FloatingPointError, match="finite"):
+        one(lr=1e12)
 
 
 def test_constant_particles_are_counted():

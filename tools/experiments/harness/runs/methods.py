@@ -1,51 +1,32 @@
-"""The methods that experiments on networks compare: one table, a row a method."""
+"""The methods that experiments on networks compare: a row each; those of samplers are made from the one table."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import Any, Literal
 
 import torch
 
-from experiments.harness.methods import Method, by_name
 from experiments.harness.runs.muon import Muon, Shampoo
 from experiments.harness.runs.settings import Settings
 from experiments.harness.tuning import Choice, Tuning, next_of_series, rates_around
-from learned_samplers import (
-    BAOA,
-    HMC,
-    L2E,
-    MCLMC,
-    PSGLD,
-    SGHMC,
-    SGLD,
-    SGLRW,
-    SGNHT,
-    AdaptedSGHMC,
-    CyclicalSchedule,
-    CyclicalSGMCMC,
-    EntropyMCMC,
-    KineticL2E,
-    MetaSGMCMC,
-    WhitenedSGHMC,
-)
-from learned_samplers.approximations import IVON
+from learned_samplers import L2E, AdaptedSGHMC, CyclicalSchedule, CyclicalSGMCMC, WhitenedSGHMC
 from learned_samplers.classical.warmup import LEAST_BUDGET, rate_of, warmup_of
 from learned_samplers.learned import weights
 from learned_samplers.learned.features import feature_set_named
+from learned_samplers.table import SAMPLERS
 
 Groups = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a method's optimizer or sampler is made for: settings, learning rate, N, steps (HMC: trajectories), and the
-    name of a learned sampler's weights."""
+    """Argument of `build`: settings, learning rate, N, steps (HMC: trajectories), and a learned sampler's weights."""
 
     settings: Settings
     lr: float
@@ -55,7 +36,7 @@ class Plan:
 
     def burn_in(self, share: float = 1.0) -> int:
         """Steps before the first sample, or so large a share of them, which must not be none."""
-        return self._some(int(self.settings.burn_in * self.steps * share), f"burn_in={self.settings.burn_in}")
+        return self._positive(int(self.settings.burn_in * self.steps * share), f"burn_in={self.settings.burn_in}")
 
     @property
     def cycle_length(self) -> int:
@@ -67,79 +48,74 @@ class Plan:
     def exploration(self) -> int:
         """Steps of a cycle that explore."""
         ratio = self.settings.exploration_ratio
-        return self._some(int(ratio * self.cycle_length), f"exploration_ratio={ratio}")
+        return self._positive(int(ratio * self.cycle_length), f"exploration_ratio={ratio}")
 
-    def _some(self, steps: int, what: str) -> int:
+    def total_steps(self) -> int | None:
+        """Length of the run for a network that sees how much of it is over; the schedules of others know it too."""
+        assert self.network is not None
+        feature_set = weights.load_card(weights.find(self.network))["feature_set"]
+        return self.steps if feature_set_named(feature_set).sees_progress else None
+
+    def _positive(self, steps: int, what: str) -> int:
         if not steps:
             raise ValueError(f"{what} of {self.steps} steps leaves none in which to warm up")
         return steps
 
 
 Build = Callable[[Groups, Plan], Any]
+Further = Callable[[Plan], Any]
 
 
-def optimizer(make: Any, **own: Any) -> Build:
-    """Builds ``make(groups, lr, weight_decay=λ/N, **own)``: the maximum a posteriori of what the samplers sample.
-
-    Args:
-        own: further arguments, as functions of the `Plan`.
-    """
+def optimizer(make: Any, **further: Further) -> Build:
+    """Builder of ``make(groups, lr, weight_decay=λ/N, **further)``: the mode of the posterior that samplers sample."""
 
     def build(groups: Groups, plan: Plan) -> Any:
         decay = plan.settings.prior_precision / plan.num_data
-        return make(groups, plan.lr, weight_decay=decay, **{name: value(plan) for name, value in own.items()})
+        return make(groups, plan.lr, weight_decay=decay, **{name: value(plan) for name, value in further.items()})
 
     return build
 
 
-def sampler(make: Any, **own: Any) -> Build:
-    """Builds ``make(groups, lr, num_data, temperature=T, prior_precision=λ, **own)``, ``own`` as of `optimizer`."""
+def sampler(name: str, **further: Further) -> Build:
+    """Builder of a sampler of the table with T, λ and further arguments, functions of the `Plan`."""
 
     def build(groups: Groups, plan: Plan) -> Any:
         s = plan.settings
-        posterior = {"temperature": s.temperature, "prior_precision": s.prior_precision}
-        return make(groups, plan.lr, plan.num_data, **posterior, **{name: value(plan) for name, value in own.items()})
+        arguments: dict[str, Any] = {"temperature": s.temperature, "prior_precision": s.prior_precision}
+        arguments |= {key: value(plan) for key, value in further.items()}
+        make: Any = SAMPLERS[name].sampler
+        return make(groups, plan.lr, plan.num_data, **arguments)
 
     return build
 
 
-# Further arguments, by the plan of a run.
-_MOMENTUM: Any = {"momentum": lambda plan: 1 - plan.settings.momentum_decay}
-_FRICTION: Any = {"momentum_decay": lambda plan: plan.settings.momentum_decay}
-_NETWORK: Any = {"network": lambda plan: plan.network}
-_CYCLES: Any = {"cycle_length": lambda plan: plan.cycle_length}
-_EXPLORATION: Any = {"exploration_ratio": lambda plan: plan.settings.exploration_ratio}
-
-
-def _total_steps(plan: Plan) -> int | None:
-    """A network that sees how much of its run is over is told; the schedules of other methods know it too."""
-    assert plan.network is not None
-    feature_set = weights.load_card(weights.find(plan.network))["feature_set"]
-    return plan.steps if feature_set_named(feature_set).sees_progress else None
-
-
-Averaging = Literal["none", "ensemble", "snapshots", "moving", "gaussian", "samples"]
+Averaging = Literal["none", "ensemble", "chains", "snapshots", "moving", "gaussian", "samples"]
 
 
 @dataclass(frozen=True)
-class RunMethod(Method):
-    """A method; ``build`` is (parameter groups, `Plan`) → optimizer or sampler.
+class RunMethod:
+    """A method.
 
     Attributes:
-        averaging: what of a run predicts. "none": its last weights, with the rate going to zero along half a cosine;
-            "ensemble": those of several such runs, which share the budget; "snapshots": the weights when a sampler
-            would give its samples; "moving": their moving average; "gaussian": draws from the Gaussian that the run has
-            fitted; "samples": a chain's.
-        tunes: the settings of which several values are tried beside the learning rates, where there are several.
-        network: of a learned sampler, the weights that are its usual ones; ``lr`` then stands for a card that
-            recommends none.
-        own_rate: whether the learning rate is another one than that of these weights, which stays as it is.
-        full_batch: whether its gradients are over the whole training set.
+        build: (parameter groups, `Plan`) → optimizer or sampler.
+        lr: learning rate, and centre of the grid if it is tuned; for a card that recommends none, of a learned sampler.
+        averaging: the part of a run that predicts. "none": its last weights, with the rate going to zero along half a
+            cosine; "ensemble": those of several such runs, which share the budget; "chains": the samples of several
+            chains, which share it; "snapshots": the weights when a sampler would give its samples; "moving": their
+            moving average; "gaussian": draws from the Gaussian that the run has fitted; "samples": a chain's.
+        tunes: settings of which several values are tried beside the learning rates, if there are several.
+        network: the usual weights of a learned sampler.
+        own_rate: the learning rate is another one than that of these weights, which stays as it is.
+        full_batch: its gradients are over the whole training set.
         gradients_per_step: gradient evaluations that one step costs.
-        cyclical: whether samples are taken in the sampling phases of cycles, the method's own or `CyclicalSchedule`'s.
-        as_it_comes: whether nothing of it is tuned; see `settings`.
+        cyclical: samples are taken in the sampling phases of cycles, the method's own or `CyclicalSchedule`'s.
+        as_it_comes: nothing of it is tuned; see `settings`.
+        planned: it warms up as long as ``AdaptedSGHMC(total_steps=)`` does, and burn-in is not shorter.
+        name: in the table.
     """
 
+    build: Build
+    lr: float
     averaging: Averaging = "samples"
     tunes: tuple[str, ...] = ()
     network: str | None = None
@@ -148,33 +124,32 @@ class RunMethod(Method):
     gradients_per_step: int = 1
     cyclical: bool = False
     as_it_comes: bool = False
+    planned: bool = False
+    name: str = ""
 
     def plan(self, settings: Settings, lr: float, num_data: int, steps: int) -> Plan:
-        """What `build` takes."""
+        """Argument of `build`."""
         return Plan(settings, lr, num_data, steps, self.weights_name(settings))
 
     def settings(self, settings: Settings, num_data: int) -> Settings:
-        """Those of its run: of a method as it comes burn-in is the warm-up of ``AdaptedSGHMC(total_steps=)``.
-
-        Raises:
-            ValueError: the budget is too small for such a warm-up.
-        """
-        if not self.as_it_comes:
+        """Settings of its run: of a method as it comes burn-in is the warm-up of ``AdaptedSGHMC(total_steps=)``."""
+        if not (self.as_it_comes or self.planned):
             return settings
-        if (steps := settings.budget(num_data)) < LEAST_BUDGET:
-            raise ValueError(f"{self.name} needs a budget of at least {LEAST_BUDGET} gradients, got {steps}")
-        return replace(settings, burn_in=warmup_of(steps, num_data) / steps)
+        if (steps := self._chain_steps(settings, num_data)) < LEAST_BUDGET:
+            raise ValueError(f"{self.name} needs a chain of at least {LEAST_BUDGET} gradients, got {steps}")
+        share = warmup_of(steps, num_data) / steps
+        return replace(settings, burn_in=max(share, settings.burn_in) if self.planned else share)
+
+    def _chain_steps(self, settings: Settings, num_data: int) -> int:
+        """Steps of the run, or of each of its chains."""
+        return settings.budget(num_data) // (settings.ensemble_size if self.averaging == "chains" else 1)
 
     def weights_name(self, settings: Settings) -> str | None:
-        """The name of a learned sampler's weights, None of other methods."""
+        """Name of a learned sampler's weights, None of other methods."""
         return None if self.network is None else settings.named_networks.get(self.name.lower(), self.network)
 
     def card(self, settings: Settings) -> dict[str, Any] | None:
-        """The card of a learned sampler's weights, None of other methods.
-
-        Raises:
-            ValueError, FileNotFoundError: there are no such weights.
-        """
+        """Card of a learned sampler's weights, None of other methods."""
         if (name := self.weights_name(settings)) is None:
             return None
         try:
@@ -182,39 +157,36 @@ class RunMethod(Method):
         except (ValueError, FileNotFoundError) as error:
             raise type(error)(f"networks: {name!r}, which {self.name} needs: {error}") from error
 
-    def rate(self, settings: Settings) -> float:
-        """The learning rate in the middle of those that are tried: that of the card, where it recommends one."""
+    def rate(self, settings: Settings, num_data: int | None = None) -> float:
+        """Learning rate in the middle of those that are tried: that of the card, or of a method as it comes that of its
+        budget with ``num_data``."""
+        if self.as_it_comes and num_data is not None:
+            return rate_of(self._chain_steps(settings, num_data), num_data, settings.temperature)
         card = self.card(settings)
         return self.lr if card is None or self.own_rate else card["defaults"].get("lr", self.lr)
 
-    def rate_at(self, settings: Settings, num_data: int) -> float:
-        """The same, but of a method as it comes that of its budget."""
-        if not self.as_it_comes:
-            return self.rate(settings)
-        return rate_of(settings.budget(num_data), num_data, settings.temperature)
-
     def schedule(self, optimizer: torch.optim.Optimizer, plan: Plan) -> CyclicalSchedule | None:
-        """The cyclical schedule of a sampler that has no cycles of its own; None where none is wanted."""
+        """Cyclical schedule of a sampler that has no cycles of its own; None if none is wanted."""
         if not self.cyclical or isinstance(optimizer, (CyclicalSGMCMC, AdaptedSGHMC)):
             return None
         return CyclicalSchedule(optimizer, plan.cycle_length, plan.settings.exploration_ratio)  # type: ignore[arg-type]
 
 
-# What is tuned beside the learning rate.
+# Settings that are tuned beside the learning rate: when samples begin, and where the rate ends, among them.
 _DECAY, _DECAY_MOMENTUM = ("prior_precision",), ("prior_precision", "momentum_decay")
-_WHEN = ("burn_in", "final_lr")  # when samples begin, and where the rate ends
+_WHEN = ("burn_in", "final_lr")
 _CHAIN, _CHAIN_MOMENTUM = ("temperature", *_WHEN), ("temperature", "momentum_decay", *_WHEN)
-_CYCLICAL, _CYCLICAL_MOMENTUM = (("temperature", "exploration_ratio", *more) for more in ((), ("momentum_decay",)))
+_CYCLICAL = ("temperature", "exploration_ratio")
 
 
-def _with_averages(name: str, build: Build, lr: float, tunes: tuple[str, ...], ensemble: str) -> list[RunMethod]:
-    """An optimizer's rows: its last weights, an ensemble, the snapshots of its trajectory, and their moving average."""
-    return [
-        RunMethod(name, build, lr, "none", tunes),
-        RunMethod(ensemble, build, lr, "ensemble", tunes),
-        RunMethod(f"{name}Average", build, lr, "snapshots", (*tunes, *_WHEN)),
-        RunMethod(f"{name}EMA", build, lr, "moving", (*tunes, "final_lr")),
-    ]
+def _with_averages(name: str, build: Build, lr: float, tunes: tuple[str, ...], ensemble: str) -> dict[str, RunMethod]:
+    """Rows of an optimizer: its last weights, an ensemble, snapshots of its trajectory, and their moving average."""
+    return {
+        name: RunMethod(build, lr, "none", tunes),
+        ensemble: RunMethod(build, lr, "ensemble", tunes),
+        f"{name}Average": RunMethod(build, lr, "snapshots", (*tunes, *_WHEN)),
+        f"{name}EMA": RunMethod(build, lr, "moving", (*tunes, "final_lr")),
+    }
 
 
 def soap(params: Groups, lr: float, weight_decay: float) -> torch.optim.Optimizer:
@@ -224,85 +196,138 @@ def soap(params: Groups, lr: float, weight_decay: float) -> torch.optim.Optimize
     return SOAP(params, lr=lr, weight_decay=weight_decay)
 
 
-_SGD, _ADAM = optimizer(torch.optim.SGD, **_MOMENTUM), optimizer(torch.optim.Adam)
-# The memory of IVON's curvature must fit into the run; 0.99999 is the paper's, of 200 epochs.
-_IVON = sampler(IVON, betas=lambda plan: (0.9, min(0.99999, max(0.9, 1 - 10 / plan.steps))), hess_init=lambda plan: 0.5)
-# The mass is adapted for the first half of burn-in and frozen for the other.
-_ADAPTED = sampler(AdaptedSGHMC, warmup_steps=lambda plan: plan.burn_in(0.5), **_FRICTION)
-# Warmed up by another rule, it explores and settles in burn-in, and has a matrix mass.
-_ADAPTED_WHITENED = sampler(
-    AdaptedSGHMC, warmup_steps=lambda plan: plan.burn_in(), warmup=lambda plan: partial(WhitenedSGHMC, lr=0.002)
-)
-_CYCLICAL_SGMCMC = sampler(CyclicalSGMCMC, **_CYCLES, **_EXPLORATION, **_FRICTION)
-# With minibatches; of pSMILE the preconditioner alone, as its control of the step size takes two gradients a step.
-_MCLMC = sampler(MCLMC, preconditioner=lambda plan: "gradient_noise", **_FRICTION)
-_BUDGET: Any = {"total_steps": lambda plan: plan.steps}
-# The step size is adapted during burn-in.
-_HMC = sampler(
-    HMC,
-    leapfrog_steps=lambda plan: plan.settings.leapfrog_steps,
-    adapt_steps=lambda plan: int(plan.settings.burn_in * plan.steps),
-)
-# Learned samplers keep the momentum decay of their cards.
-_L2E = sampler(L2E, total_steps=_total_steps, **_NETWORK)
-_WARM_L2E: Any = {"warmup": lambda plan: partial(L2E, network=plan.network)}
-_ADAPTED_L2E = sampler(AdaptedSGHMC, warmup_steps=lambda plan: plan.burn_in(), **_WARM_L2E)
-_CYCLICAL_ADAPTED_L2E = sampler(AdaptedSGHMC, warmup_steps=lambda plan: plan.exploration(), **_CYCLES, **_WARM_L2E)
-_L2E_PAPER = sampler(L2E, form=lambda plan: "paper", **_NETWORK)
-_KINETIC, _META = sampler(KineticL2E, **_NETWORK), sampler(MetaSGMCMC, **_NETWORK)
+_FRICTION: dict[str, Further] = {"momentum_decay": lambda plan: plan.settings.momentum_decay}
+_NETWORK: dict[str, Further] = {"network": lambda plan: plan.network}
+_CYCLES: dict[str, Further] = {"cycle_length": lambda plan: plan.cycle_length}
+_BUDGET: dict[str, Further] = {"total_steps": lambda plan: plan.steps}
+_EXPLORING: dict[str, Further] = {"exploration_ratio": lambda plan: plan.settings.exploration_ratio}
+_WARM_L2E: dict[str, Further] = {"warmup": lambda plan: partial(L2E, network=plan.network)}
+_WARM: dict[str, Further] = {"warmup_steps": lambda plan: plan.burn_in()}
+_SGD = optimizer(torch.optim.SGD, momentum=lambda plan: 1 - plan.settings.momentum_decay)
+_L2E = sampler("L2E", total_steps=lambda plan: plan.total_steps(), **_NETWORK)
+_L2E_WEIGHTS: dict[str, Any] = {"network": "l2e-gated"}
+_L2E_WARMS: dict[str, Any] = {**_L2E_WEIGHTS, "own_rate": True}
 
-#: In the order in which they are offered.
-METHODS: dict[str, RunMethod] = by_name(
-    *_with_averages("SGD", _SGD, 0.05, _DECAY_MOMENTUM, "DeepEnsemble"),
-    *_with_averages("Adam", _ADAM, 3e-3, _DECAY, "AdamEnsemble"),
-    *_with_averages("Muon", optimizer(Muon), 0.01, _DECAY, "MuonEnsemble"),
-    *_with_averages("Shampoo", optimizer(Shampoo), 0.01, _DECAY, "ShampooEnsemble"),
-    *_with_averages("SOAP", optimizer(soap), 3e-3, _DECAY, "SOAPEnsemble")[2:],
-    RunMethod("SWAG", _SGD, 0.05, "gaussian", (*_DECAY_MOMENTUM, *_WHEN)),
-    RunMethod("IVON", _IVON, 0.2, "gaussian", ("temperature",)),
-    RunMethod("SGLD", sampler(SGLD), 0.1, tunes=_CHAIN),
-    RunMethod("SGLRW", sampler(SGLRW), 0.1, tunes=_CHAIN),
+
+def _chain(name: str, lr: float, **further: Further) -> RunMethod:
+    """Row of a sampler with momentum."""
+    return RunMethod(sampler(name, **_FRICTION, **further), lr, tunes=_CHAIN_MOMENTUM)
+
+
+_ROWS: dict[str, RunMethod] = {
+    **_with_averages("SGD", _SGD, 0.05, _DECAY_MOMENTUM, "DeepEnsemble"),
+    **_with_averages("Adam", optimizer(torch.optim.Adam), 3e-3, _DECAY, "AdamEnsemble"),
+    **_with_averages("Muon", optimizer(Muon), 0.01, _DECAY, "MuonEnsemble"),
+    **_with_averages("Shampoo", optimizer(Shampoo), 0.01, _DECAY, "ShampooEnsemble"),
+    **_with_averages("SOAP", optimizer(soap), 3e-3, _DECAY, "SOAPEnsemble"),
+    "SWAG": RunMethod(_SGD, 0.05, "gaussian", (*_DECAY_MOMENTUM, *_WHEN)),
+    # The memory of IVON's curvature must fit into the run; 0.99999 is the paper's, of 200 epochs.
+    "IVON": RunMethod(
+        sampler("IVON", betas=lambda p: (0.9, min(0.99999, max(0.9, 1 - 10 / p.steps))), hess_init=lambda p: 0.5),
+        *(0.2, "gaussian", ("temperature",)),
+    ),
+    "SGLD": RunMethod(sampler("SGLD"), 0.1, tunes=_CHAIN),
+    "SGLRW": RunMethod(sampler("SGLRW"), 0.1, tunes=_CHAIN),
     # The eps with which the tables were made; the default is larger.
-    RunMethod("PSGLD", sampler(PSGLD, eps=lambda plan: 1e-8), 3e-3, tunes=_CHAIN),
-    RunMethod("SGHMC", sampler(SGHMC, **_FRICTION), 0.05, tunes=_CHAIN_MOMENTUM),
-    RunMethod("BAOA", sampler(BAOA, **_FRICTION), 0.05, tunes=_CHAIN_MOMENTUM),
-    RunMethod("AdaptedSGHMC", _ADAPTED, 3e-3, tunes=_CHAIN_MOMENTUM),
-    RunMethod("WhitenedSGHMC", sampler(WhitenedSGHMC, **_FRICTION), 5e-4, tunes=_CHAIN_MOMENTUM),
-    RunMethod("AdaptedWhitenedSGHMC", _ADAPTED_WHITENED, 0.003, tunes=_CHAIN),
-    RunMethod("SGNHT", sampler(SGNHT, **_FRICTION), 0.05, tunes=_CHAIN_MOMENTUM),
-    RunMethod("CyclicalSGMCMC", _CYCLICAL_SGMCMC, 0.07, tunes=_CYCLICAL_MOMENTUM, cyclical=True),
-    RunMethod("EntropyMCMC", sampler(EntropyMCMC), 0.1, tunes=_CHAIN),
-    RunMethod("MCLMC", _MCLMC, 0.05, tunes=_CHAIN_MOMENTUM),
-    RunMethod("HMC", _HMC, 0.01, tunes=("temperature",), full_batch=True),
-    RunMethod("L2E", _L2E, 0.002, tunes=_CHAIN, network="l2e-gated"),
-    RunMethod("CyclicalL2E", _L2E, 0.002, tunes=_CYCLICAL, network="l2e-gated", cyclical=True),
-    RunMethod("AdaptedL2E", _ADAPTED_L2E, 0.003, tunes=_CHAIN, network="l2e-gated", own_rate=True),
-    RunMethod(
-        "CyclicalAdaptedL2E",
-        _CYCLICAL_ADAPTED_L2E,
+    "PSGLD": RunMethod(sampler("PSGLD", eps=lambda plan: 1e-8), 3e-3, tunes=_CHAIN),
+    "SGHMC": _chain("SGHMC", 0.05),
+    "BAOA": _chain("BAOA", 0.05),
+    # The mass is adapted for the first half of burn-in and frozen for the other.
+    "AdaptedSGHMC": _chain("AdaptedSGHMC", 3e-3, warmup_steps=lambda plan: plan.burn_in(0.5)),
+    "WhitenedSGHMC": _chain("WhitenedSGHMC", 5e-4),
+    # Warmed up by another rule, it explores and settles in burn-in, and has a matrix mass.
+    "AdaptedWhitenedSGHMC": RunMethod(
+        sampler("AdaptedSGHMC", warmup=lambda plan: partial(WhitenedSGHMC, lr=0.002), **_WARM), 0.003, tunes=_CHAIN
+    ),
+    # The same as a plan for the whole budget, with a warm-up at two thirds of the chain's rate.
+    "PlannedWhitenedSGHMC": RunMethod(
+        sampler("AdaptedSGHMC", warmup=lambda plan: partial(WhitenedSGHMC, lr=plan.lr / 1.5), **_BUDGET),
+        0.003,
+        planned=True,
+    ),
+    "SGNHT": _chain("SGNHT", 0.05),
+    "CyclicalSGMCMC": replace(
+        _chain("CyclicalSGMCMC", 0.07, **_CYCLES, **_EXPLORING), tunes=(*_CYCLICAL, "momentum_decay"), cyclical=True
+    ),
+    "EntropyMCMC": RunMethod(sampler("EntropyMCMC"), 0.1, tunes=_CHAIN),
+    # With minibatches; of pSMILE the preconditioner alone, as its control of the step size takes two gradients a step.
+    "MCLMC": _chain("MCLMC", 0.05, preconditioner=lambda plan: "gradient_noise"),
+    # The step size is adapted during burn-in.
+    "HMC": RunMethod(
+        sampler(
+            "HMC",
+            leapfrog_steps=lambda plan: plan.settings.leapfrog_steps,
+            adapt_steps=lambda plan: int(plan.settings.burn_in * plan.steps),
+        ),
+        *(0.01, "samples", ("temperature",)),
+        full_batch=True,
+    ),
+    # Learned samplers keep the momentum decay of their cards.
+    "L2E": RunMethod(_L2E, 0.002, tunes=_CHAIN, **_L2E_WEIGHTS),
+    "CyclicalL2E": RunMethod(_L2E, 0.002, tunes=_CYCLICAL, cyclical=True, **_L2E_WEIGHTS),
+    "AdaptedL2E": RunMethod(sampler("AdaptedSGHMC", **_WARM, **_WARM_L2E), 0.003, tunes=_CHAIN, **_L2E_WARMS),
+    "CyclicalAdaptedL2E": RunMethod(
+        sampler("AdaptedSGHMC", warmup_steps=lambda plan: plan.exploration(), **_CYCLES, **_WARM_L2E),
         0.003,
         tunes=_CYCLICAL,
-        network="l2e-gated",
-        own_rate=True,
         cyclical=True,
+        **_L2E_WARMS,
     ),
     # As a user takes them who gives num_data, a prior and a budget.
-    RunMethod("AdaptedAsItComes", sampler(AdaptedSGHMC, **_BUDGET), 0.003, as_it_comes=True),
-    RunMethod(
-        "AdaptedL2EAsItComes",
-        sampler(AdaptedSGHMC, **_BUDGET, **_WARM_L2E),
-        0.003,
-        network="l2e-gated",
-        own_rate=True,
-        as_it_comes=True,
+    "AdaptedAsItComes": RunMethod(sampler("AdaptedSGHMC", **_BUDGET), 0.003, as_it_comes=True),
+    "AdaptedL2EAsItComes": RunMethod(
+        sampler("AdaptedSGHMC", **_BUDGET, **_WARM_L2E), 0.003, as_it_comes=True, **_L2E_WARMS
     ),
-    RunMethod("L2EPaper", _L2E_PAPER, 0.02, tunes=_CHAIN, network="l2e-paper"),
+    # Chains as they come, one after the other, each with its warm-up, in the place of one.
+    "AdaptedL2EChains": RunMethod(
+        sampler("AdaptedSGHMC", **_BUDGET, **_WARM_L2E), 0.003, "chains", as_it_comes=True, **_L2E_WARMS
+    ),
+    "L2EPaper": RunMethod(
+        sampler("L2E", form=lambda plan: "paper", **_NETWORK), 0.02, tunes=_CHAIN, network="l2e-paper"
+    ),
     # Its Hessian-vector product takes a second gradient at each step.
-    RunMethod("KineticL2E", _KINETIC, 0.05, tunes=_CHAIN, network="kinetic-l2e", gradients_per_step=2),
-    RunMethod("MetaSGMCMC", _META, 0.05, tunes=_CHAIN, network="meta-sgmcmc"),
-)
+    "KineticL2E": RunMethod(
+        sampler("KineticL2E", **_NETWORK), 0.05, tunes=_CHAIN, network="kinetic-l2e", gradients_per_step=2
+    ),
+    "MetaSGMCMC": RunMethod(sampler("MetaSGMCMC", **_NETWORK), 0.05, tunes=_CHAIN, network="meta-sgmcmc"),
+}
+# A sampler that a user has registered is a method, too, with its settings of the table.
+_ROWS |= {
+    name: RunMethod(sampler(name, **{key: lambda plan, v=value: v for key, value in entry.settings.items()}), 0.05)
+    for name, entry in SAMPLERS.items()
+    if name not in _ROWS and not entry.needs_closure
+}
+#: Methods in the order in which they are offered.
+METHODS: dict[str, RunMethod] = {name: replace(method, name=name) for name, method in _ROWS.items()}
 
-#: What tables call the settings that are tuned.
+
+@dataclass(frozen=True)
+class Row:
+    """Row of a comparison: a method, and the part of it that is given rather than tuned.
+
+    Attributes:
+        method: its name in `METHODS`.
+        lr: learning rate that is given.
+        rate_of: the row whose chosen learning rate it takes.
+        times: its budget, in that of the comparison.
+        seeds: number of its seeds, if that is not the comparison's.
+        changes: settings in which it differs from the comparison.
+    """
+
+    method: str
+    lr: float | None = None
+    rate_of: str = ""
+    times: int = 1
+    seeds: int | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings(self, settings: Settings) -> Settings:
+        """Settings of its runs."""
+        steps = None if settings.steps is None else self.times * settings.steps
+        return replace(settings, **{"steps": steps, **self.changes})
+
+
+#: Names of the settings that are tuned in tables.
 SHORT_NAMES = {
     "momentum_decay": "a",
     "temperature": "T",
@@ -315,7 +340,7 @@ SHORT_NAMES = {
 
 @dataclass(frozen=True, order=True)
 class Setting(Choice):
-    """What is tuned of a method: its learning rate, and the settings that `RunMethod.tunes` names."""
+    """Setting of a method: its learning rate, and values of the settings that `RunMethod.tunes` names."""
 
     also: tuple[tuple[str, float], ...] = ()
 
@@ -326,7 +351,7 @@ class Setting(Choice):
 
     @property
     def variant(self) -> str:
-        """What else than the learning rate was tuned, for the name of a run's files."""
+        """Part of the name of a run's files that says what else than the learning rate was tuned."""
         return "_".join(f"{name[0]}{value:g}" for name, value in self.also)
 
     def text(self, num_data: int) -> str:
@@ -344,27 +369,27 @@ def candidates(
     combinations of the other values as all, up to one, and each combination stands equally often, up to one. A method
     that is taken as it comes has a single setting.
     """
-    if method.as_it_comes:
-        return [Setting(method.lr if lr is None else lr)]
-    tuned = [name for name in method.tunes if name in alternatives]
-    others = [tuple(zip(tuned, each)) for each in product(*(alternatives[name] for name in tuned))]
     lr = method.lr if lr is None else lr
-    learning_rates = rates_around(lr, max(min(rates, tries), -(-tries // len(others))))
-    # The nearest come first where not all rates get equally many.
-    learning_rates.sort(key=lambda each: abs(math.log(each / lr)))
+    if method.as_it_comes:
+        return [Setting(lr)]
+    tuned = [name for name in method.tunes if name in alternatives]
+    combinations = [tuple(zip(tuned, values)) for values in product(*(alternatives[name] for name in tuned))]
+    learning_rates = rates_around(lr, max(min(rates, tries), -(-tries // len(combinations))))
+    # The nearest come first if not all rates get equally many.
+    learning_rates.sort(key=lambda rate: abs(math.log(rate / lr)))
     order = random.Random(0)  # the same for every method
-    uses = dict.fromkeys(others, 0)
-    found = []
+    uses = dict.fromkeys(combinations, 0)
+    settings = []
     for number, rate in enumerate(learning_rates):
         share = tries // len(learning_rates) + (number < tries % len(learning_rates))
-        for also in sorted(others, key=lambda each: (uses[each], order.random()))[:share]:
+        for also in sorted(combinations, key=lambda values: (uses[values], order.random()))[:share]:
             uses[also] += 1
-            found.append(Setting(rate, also))
-    return sorted(found)
+            settings.append(Setting(rate, also))
+    return sorted(settings)
 
 
 def proposal(tuning: Tuning[Setting, Any], alternatives: Mapping[str, Sequence[float]]) -> Setting:
-    """What to try next: near the best setting so far, what has not been tried.
+    """Setting to try next: near the best so far, and not tried yet.
 
     First the learning rate beyond the edge of those tried, if the best is there; then the rates beside it; then another
     value of each other setting, nearest first; then ever more distant rates, of which there is no end.
@@ -376,8 +401,8 @@ def proposal(tuning: Tuning[Setting, Any], alternatives: Mapping[str, Sequence[f
     for index, (name, value) in enumerate(best.also):
         values = sorted({*alternatives.get(name, ()), value})
         place = values.index(value)
-        for other in sorted(values, key=lambda each: abs(values.index(each) - place)):
-            near.append(replace(best, also=(*best.also[:index], (name, other), *best.also[index + 1 :])))
+        for neighbour in sorted(values, key=lambda v: abs(values.index(v) - place)):
+            near.append(replace(best, also=(*best.also[:index], (name, neighbour), *best.also[index + 1 :])))
     outer = [best.lr, best.lr]
     while all(setting in tuning.trials for setting in near):
         outer = [next_of_series([outer[0]], -1), next_of_series([outer[1]], 1)]

@@ -12,7 +12,34 @@ from experiments.harness.runs.settings import Settings
 from meta_tasks.datasets import ImageData
 from meta_tasks.random_streams import generator
 
-Minibatches = Iterator[tuple[Tensor, Tensor]]
+
+class Minibatches:
+    """Inputs and targets of minibatches without end, augmented if the settings say so; `advance` skips to a position.
+
+    Generators of their own: a seed's minibatches come in the same order whatever numbers a method draws, and whether
+    they are augmented or not; every method sees the same crops. (On a CPU torch takes the lower 32 bits of a seed, so
+    that the order is made of the numbers that a run's own stream begins with; the tables hold these orders.)
+    """
+
+    def __init__(self, data: ImageData, settings: Settings, seed: int) -> None:
+        self.data, self.augment, self.position = data, settings.augment, 0
+        order = torch.Generator().manual_seed(2**32 + seed)
+        self._crops = generator(seed, "augmentation")
+        self._indices = batches(data.num_data, settings.batch_size, data.train_x.device, order)
+
+    def __iter__(self) -> Minibatches:
+        return self
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        self.position += 1
+        index = next(self._indices)
+        inputs = self.data.train_x[index]
+        return crop_and_flip(inputs, self._crops) if self.augment else inputs, self.data.train_y[index]
+
+    def advance(self, position: int) -> None:
+        """Skip what a run that goes on has seen already."""
+        while self.position < position:
+            next(self)
 
 
 def batches(
@@ -25,20 +52,6 @@ def batches(
     while True:
         order = torch.randperm(num_data, generator=generator).to(device)
         yield from order.split(batch_size)[: num_data // batch_size]
-
-
-def minibatches(data: ImageData, settings: Settings, seed: int) -> Minibatches:
-    """Inputs and targets of minibatches without end, augmented where the settings say so.
-
-    Generators of their own: a seed's minibatches come in the same order whatever numbers a method draws, and whether
-    they are augmented or not; every method sees the same crops. (On a CPU torch takes the lower 32 bits of a seed, so
-    that the order is made of the numbers that a run's own stream begins with; the tables hold these orders.)
-    """
-    own = torch.Generator().manual_seed(2**32 + seed)
-    stream = generator(seed, "augmentation")
-    for index in batches(data.num_data, settings.batch_size, data.train_x.device, own):
-        inputs = data.train_x[index]
-        yield crop_and_flip(inputs, stream) if settings.augment else inputs, data.train_y[index]
 
 
 def crop_and_flip(images: Tensor, stream: torch.Generator) -> Tensor:

@@ -22,25 +22,19 @@ class Muon(torch.optim.Optimizer):
     With m ← d·m + (1−d)·(g + wd·θ) and U·S·Vᵀ the Nesterov momentum d·m + (1−d)·g of a tensor as a matrix with a row
     for each output: θ ← θ − lr·0.2·√(longer side)·U·Vᵀ. (K. Jordan et al., Muon, 2024; U·Vᵀ by five Newton–Schulz
     iterations.) Tensors with fewer than two axes: Adam, β = (d, 0.99).
-
-    Args:
-        params: parameters or groups.
-        lr: of both.
-        momentum: d.
-        weight_decay: added to the gradient, as the prior's is for the other methods.
     """
 
     def __init__(self, params: Any, lr: float, momentum: float = 0.9, weight_decay: float = 0.0) -> None:
         super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
-        rest = [
+        vectors = [
             {**group, "params": [p for p in group["params"] if p.ndim < 2], "betas": (group["momentum"], 0.99)}
             for group in self.param_groups
         ]
-        rest = [group for group in rest if group["params"]]
-        self._adam = torch.optim.Adam(rest) if rest else None
+        vectors = [group for group in vectors if group["params"]]
+        self._adam = torch.optim.Adam(vectors) if vectors else None
 
     def _directions(self, params: list[Tensor], ahead: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-        """Where each matrix moves, from its Nesterov momentum; root mean square 1."""
+        """Direction of each matrix, from its Nesterov momentum; root mean square 1."""
         return orthogonal(ahead)
 
     @torch.no_grad()

@@ -35,7 +35,7 @@ def build_network(settings: Settings, data: ImageData) -> nn.Module:
 
 
 def own_network(settings: Settings, data: ImageData) -> dict[str, str]:
-    """What a run with a network of a user's own depends on: its code, and what it is when it is new; {} for others."""
+    """Fingerprints of the code of a user's own network, and of it when it is new; {} of other networks."""
     if not is_own(settings.model):
         return {}
     new = own_models.network_fingerprint(lambda: build_network(settings, data), data.train_x)
@@ -43,7 +43,7 @@ def own_network(settings: Settings, data: ImageData) -> dict[str, str]:
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """One parameter group for each part of the network, so that temperatures are reported part by part."""
+    """Parameter groups, one for each part of the network, so that temperatures are reported part by part."""
     groups: list[dict[str, Any]] = []
     seen: set[int] = set()
     for name, child in model.named_children():
@@ -52,5 +52,5 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
         if params:
             label = f"{name}_{type(child).__name__}" if name.isdigit() else name
             groups.append({"params": params, "name": label})
-    rest = [p for p in model.parameters() if id(p) not in seen]  # those that belong to the network itself
-    return [*groups, {"params": rest, "name": "own"}] if rest else groups
+    direct = [p for p in model.parameters() if id(p) not in seen]  # those that belong to the network itself
+    return [*groups, {"params": direct, "name": "own"}] if direct else groups

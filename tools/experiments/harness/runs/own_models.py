@@ -28,16 +28,12 @@ _LOADED: dict[Path, tuple[bytes, ModuleType]] = {}
 
 
 def is_own(model: str) -> bool:
-    """Whether a model's name is that of a user's factory."""
+    """True for the name of a user's factory."""
     return ":" in model
 
 
 def factory_of(model: str) -> Factory:
-    """The function of that name.
-
-    Raises:
-        ValueError, FileNotFoundError: there is no such file, module or function.
-    """
+    """The function of that name."""
     place, _, name = model.rpartition(":")
     if not callable(factory := getattr(_module_of(model), name, None)):
         raise ValueError(f"model={model!r}: {place} has no function {name}")
@@ -114,9 +110,6 @@ def network_fingerprint(build_network: Callable[[], nn.Module], inputs: Tensor) 
 def build(model: str, input_shape: tuple[int, ...], outputs: int, **more: Any) -> nn.Module:
     """The network; a factory gets ``input_shape``, ``outputs`` and what else is known (``vocabulary``, of texts the
     number of indices) if it has arguments of these names.
-
-    Raises:
-        TypeError: what it returns is no network.
     """
     factory = factory_of(model)
     offered: dict[str, Any] = {"input_shape": input_shape, "outputs": outputs, **more}

@@ -1,20 +1,20 @@
-"""One run of one method: train, average, score, and keep the result for the next call."""
+"""Runs of a method: train, average, score, and keep the result for the next call."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
 from experiments.harness.devices import device_name, synchronize
 from experiments.harness.run_store import RunStore, data_fingerprint
+from experiments.harness.runs.checkpoint import Checkpoint
 from experiments.harness.runs.log import Diverged, Log
 from experiments.harness.runs.measures import (
     CONVERGENCE_DRAWS,
@@ -23,35 +23,47 @@ from experiments.harness.runs.measures import (
     explored,
     mean_temperatures,
     modes,
+    score,
+    validate,
 )
 from experiments.harness.runs.methods import METHODS
-from experiments.harness.runs.minibatches import minibatches
+from experiments.harness.runs.minibatches import Minibatches
 from experiments.harness.runs.networks import build_network, own_network
 from experiments.harness.runs.result import Result, new_result
-from experiments.harness.runs.scoring import score, validate, write_curves
 from experiments.harness.runs.settings import Settings
 from experiments.harness.runs.training import Training
-from learned_samplers.integrations.tensorboard import write_exploration, write_settings
 from learned_samplers.posterior import OwnBuffers, PosteriorSamples, SampleCollection
 from learned_samplers.posterior.tensor_files import NotFinite
 from meta_tasks.datasets import ImageData
 from meta_tasks.progress import progress
 
 
+@dataclass(frozen=True)
+class Resume:
+    """Folder of the states of unfinished runs, minutes between two of them, and the end (of ``time.monotonic``)."""
+
+    folder: Path | None = None
+    minutes: float = 5.0
+    end: float | None = None
+
+    def checkpoint(self, result: Result, store: RunStore) -> Checkpoint:
+        """State of a run, if the folder has one."""
+        path = None if self.folder is None else self.folder / f"{store.folder.name}_{result.name}.pt"
+        made_of = {**result.made_of, "settings": str(sorted(result.settings.items())), "data": store.data}
+        return Checkpoint(path, made_of, self.minutes, self.end)
+
+
 class Runs:
     """The runs on one data set in one folder; none is done twice.
 
-    Files: ``runs/<name>.json`` (the result, written last), ``samples/<name>.safetensors`` (the weights),
-    ``predictions/<name>.safetensors`` (probabilities, see `predictions`) and ``tensorboard/<name>/``.
-
-    Args:
-        data: on the device to run on.
-        ood: out-of-distribution images by name, on that device.
-        store: of the results; see `store_for`.
+    Files: ``runs/<name>.json`` (the result, written last), ``samples/<name>.safetensors`` (the weights)
+    and ``predictions/<name>.safetensors`` (probabilities, see `predictions`).
     """
 
-    def __init__(self, data: ImageData, ood: Mapping[str, ImageData], store: RunStore) -> None:
-        self.data, self.ood, self.store = data, ood, store
+    def __init__(
+        self, data: ImageData, ood: Mapping[str, ImageData], store: RunStore, resume: Resume | None = None
+    ) -> None:
+        self.data, self.ood, self.store, self.resume = data, ood, store, resume or Resume()
         self.seen: set[str] = set()
 
     def run(
@@ -65,103 +77,87 @@ class Runs:
         bar: Any = None,
         test: bool = True,
         variant: str = "",
+        row: str = "",
     ) -> Result:
-        """Do one run, or read its result where it is on disk with the same settings.
-
-        Args:
-            settings, method_name, lr, seed: what to run; the seed sets initialisation, minibatches and noise.
-            title: of the progress bar.
-            bar: of all runs of a comparison, whose total becomes what there is to compute; by default each run has its
-                own.
-            test: whether to score the run on the test images; a run to be tuned by does without.
-            variant: see `Result`.
-
-        Raises:
-            ValueError: settings that cannot be run, by name.
-        """
+        """Do a run, or read its result if it is on disk with the same settings."""
         settings = METHODS[method_name].settings(settings, self.data.num_data)
-        own, steps = own_network(settings, self.data), settings.budget(self.data.num_data)
-        result = new_result(settings, method_name, lr, seed, variant, own)
-        known = self._known(result, settings, test)
-        if known is None:
+        steps = settings.budget(self.data.num_data)
+        result = new_result(settings, method_name, lr, seed, variant, own_network(settings, self.data), row)
+        finished = self._finished(result, settings, test)
+        if finished is None:
+            checkpoint = self.resume.checkpoint(result, self.store)
             self.store.begin(result.name, "samples", "predictions")
             with nullcontext(bar) if bar is not None else progress(total=steps, unit="grad") as shown:
                 shown.set_description(title or result.name)
-                self._train(result, settings, steps, shown, test)
+                self._train(result, settings, steps, shown, test, checkpoint)
             self.keep(result)
-        if bar is not None and result.name not in self.seen:
-            bar.total -= steps - (result.gradient_evaluations if known is None else 0)
+            checkpoint.remove()
+            if bar is not None:
+                bar.total -= steps - result.gradient_evaluations
+        elif bar is not None and result.name not in self.seen:
+            bar.total -= steps
+        if bar is not None:
             bar.refresh()
         self.seen.add(result.name)
-        return known or result
+        return finished or result
 
-    def _known(self, wanted: Result, settings: Settings, test: bool) -> Result | None:
+    def _finished(self, wanted: Result, settings: Settings, test: bool) -> Result | None:
         """The run that is on disk, scored on the test images if it has to be; None if there is none."""
-        if (found := self.store.read(wanted.name, wanted.made_of)) is None:
+        if (record := self.store.read(wanted.name, wanted.made_of)) is None:
             return None
-        result = Result(**{**wanted.made_of, **found, "settings": wanted.settings})
-        if result.diverged is None and test and not result.scores:
+        result = Result(**{**wanted.made_of, **record, "settings": wanted.settings})
+        if result.diverged is None and test and (not result.scores or result.scored_on != settings.half):
             if not self.store.path(wanted.name, "samples", ".safetensors").is_file():
                 return None
-            score(result, self.samples(result, settings), self.data, self.ood, self.store)
-            with SummaryWriter(self.store.board(wanted.name)) as writer:
-                write_curves(result, writer)
+            score(result, self.samples(result, settings), self.data, self.ood, self.store, settings.half)
             self.keep(result)
         return result
 
-    def _train(self, result: Result, settings: Settings, steps: int, bar: Any, test: bool) -> None:
-        """Train, collect, score, and write what was found into ``result``."""
+    def _train(
+        self, result: Result, settings: Settings, steps: int, bar: Any, test: bool, checkpoint: Checkpoint
+    ) -> None:
+        """Train, collect, score, and write the numbers into ``result``."""
         method, data = METHODS[result.method], self.data
-        draws = minibatches(data, settings, result.seed)
+        draws = Minibatches(data, settings, result.seed)
         torch.manual_seed(result.seed)
         samples: SampleCollection | None = None
-        with SummaryWriter(self.store.board(result.name)) as writer:
-            log = Log(writer, bar, data, steps)
-            start = time.perf_counter()
-            try:
-                samples = Training(method, settings, result.lr, data, steps, draws, log).samples()
-            except (Diverged, FloatingPointError, NotFinite) as error:
-                result.diverged = str(error)
-            synchronize(data.train_x.device)
-            result.device, result.threads = device_name(str(data.train_x.device)), torch.get_num_threads()
-            result.seconds = time.perf_counter() - start - log.validation_seconds
-            result.gradient_evaluations, result.acceptance_rate = log.gradients, log.acceptance_rate
-            result.mean_temperatures = mean_temperatures(log.temperatures, settings.burn_in * steps)
-            if samples is not None:
-                validate(result, samples, data, self.store)
-                if test and result.diverged is None:
-                    score(result, samples, data, self.ood, self.store)
-                    write_curves(result, writer)
-            outcome = {"validation_nll": result.validation_nll, **result.scores, "seconds": result.seconds}
-            numbers = {f"result/{key}": value for key, value in outcome.items() if value is not None}
-            made_of = {**result.settings, **result.made_of}
-            del made_of["settings"]
-            write_settings(writer, made_of, numbers)
+        log = Log(bar, data, steps)
+        try:
+            samples = Training(method, settings, result.lr, data, steps, draws, log, checkpoint).samples()
+        except (Diverged, FloatingPointError, NotFinite) as error:
+            result.diverged = str(error)
+        synchronize(data.train_x.device)
+        result.device, result.threads = device_name(str(data.train_x.device)), torch.get_num_threads()
+        result.seconds = log.seconds + time.perf_counter() - log.start - log.validation_seconds
+        result.gradient_evaluations, result.acceptance_rate = log.gradients, log.acceptance_rate
+        result.mean_temperatures = mean_temperatures(log.temperatures, settings.burn_in * steps)
+        result.losses = log.losses
+        if samples is not None:
+            validate(result, samples, data, self.store)
+            if test and result.diverged is None:
+                score(result, samples, data, self.ood, self.store, settings.half)
 
     def keep(self, result: Result) -> None:
-        """Write a run's result, with what has been measured of it since."""
-        own = {key: value for key, value in asdict(result).items() if key not in result.made_of}
-        self.store.write(result.name, result.made_of, own)
+        """Write a run's result, with the measures that it has got since."""
+        numbers = {key: value for key, value in asdict(result).items() if key not in result.made_of}
+        self.store.write(result.name, result.made_of, numbers)
 
     def measure(self, result: Result, settings: Settings, *, lines: bool, convergence: bool = False) -> None:
-        """Fill in, once, what is asked for: `Result.modes` (of pairs of samples), and `converged`.
+        """Fill in, once, the measures that are asked for: `Result.modes` (of pairs of samples), and `converged`.
 
         Modes are of runs with several samples, convergence is of chains with enough of them.
         """
         if result.diverged is not None:
             return
-        known, count = (result.modes, result.converged), result.num_samples
+        before, count = (result.modes, result.converged), result.num_samples
         with suppress(OwnBuffers):  # of members with buffers of their own, which no weights between two have
             if lines and count > 1 and len(self.data.val_y) and result.modes is None:
-                independent = METHODS[result.method].averaging == "ensemble"
+                independent = METHODS[result.method].averaging in ("ensemble", "chains")
                 origin = common_start(settings, self.data, result.seed, independent=independent)
-                found = explored(self.samples(result, settings), self.data, origin)
-                result.modes = modes(found)
-                with SummaryWriter(self.store.board(result.name)) as writer:
-                    write_exploration(writer, found)
+                result.modes = modes(explored(self.samples(result, settings), self.data, origin, settings))
         if convergence and result.is_chain and count >= CONVERGENCE_DRAWS and result.converged is None:
             result.converged = converged(self.samples(result, settings))
-        if known != (result.modes, result.converged):
+        if before != (result.modes, result.converged):
             self.keep(result)
 
     def samples(self, result: Result, settings: Settings) -> SampleCollection:
@@ -178,7 +174,7 @@ def store_for(
     out: Path, data: ImageData, ood: Mapping[str, ImageData] | None = None, *, fresh: bool = False
 ) -> RunStore:
     """The store of runs on these data."""
-    return RunStore(out, data_fingerprint(data, *(each.test_x for each in (ood or {}).values())), fresh=fresh)
+    return RunStore(out, data_fingerprint(data, *(images.test_x for images in (ood or {}).values())), fresh=fresh)
 
 
 def predictions(result: Result, out: Path) -> dict[str, Tensor]:

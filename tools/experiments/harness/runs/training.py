@@ -1,10 +1,11 @@
-"""The training loop, and what of a run predicts: its last weights, an ensemble, averages, fitted Gaussians, samples."""
+"""The training loop, and the part of a run that predicts: last weights, an ensemble, averages, Gaussians, samples."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,14 +14,16 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from experiments.harness.devices import compiled
-from experiments.harness.runs.log import LOGS, VALIDATIONS, Log
+from experiments.harness.devices import Replayed, compiled
+from experiments.harness.runs.checkpoint import Checkpoint
+from experiments.harness.runs.log import VALIDATIONS, Log
 from experiments.harness.runs.methods import Plan, RunMethod
 from experiments.harness.runs.minibatches import Minibatches
 from experiments.harness.runs.networks import build_network, parameter_groups
 from experiments.harness.runs.settings import Settings
 from learned_samplers.approximations import SWAG
 from learned_samplers.classical.cycles import cyclical_phase
+from learned_samplers.classical.warmup import warmup_of
 from learned_samplers.posterior.collect import PosteriorSamples, SampleCollection
 from learned_samplers.posterior.normalisation import normalisation_buffers
 from meta_tasks.datasets import ArrayData, ImageData
@@ -31,7 +34,7 @@ MOVING_SHARE = 0.1  # of the budget that a moving average of the weights remembe
 
 @dataclass(frozen=True)
 class Training:
-    """One run of a method, before it is run: ``steps`` minibatch gradients, in the end `samples`."""
+    """A run of a method, before it is run: ``steps`` minibatch gradients, in the end `samples`."""
 
     method: RunMethod
     settings: Settings
@@ -40,57 +43,76 @@ class Training:
     steps: int
     minibatches: Minibatches
     log: Log
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
 
     def samples(self) -> SampleCollection:
-        """Train; the weights whose predictions are averaged.
-
-        Raises:
-            Diverged, FloatingPointError: the run did.
-        """
+        """Train; the weights whose predictions are averaged."""
         return AVERAGES[self.method.averaging](self)
-
-    def plan(self, steps: int) -> Plan:
-        """What the method is built for."""
-        return self.method.plan(self.settings, self.lr, self.data.num_data, steps)
 
     def begin(self, steps: int) -> tuple[nn.Module, Any]:
         """A fresh network, and its optimizer or sampler for so many steps."""
         model = build_network(self.settings, self.data)
         return model, self.method.build(parameter_groups(model), self.plan(steps))
 
+    def plan(self, steps: int) -> Plan:
+        return self.method.plan(self.settings, self.lr, self.data.num_data, steps)
+
     def annealing(self, optimizer: Any, steps: int) -> LRScheduler | None:
         """Half a cosine from the rate to its share `final_lr`; None where the rate is constant."""
         share = self.settings.final_lr
         return None if share == 1 else CosineAnnealingLR(optimizer, steps, share * self.lr)
 
-    def loop(self, model: nn.Module, optimizer: Any, steps: int, schedule: Any, first_step: int = 0) -> None:
-        """The ordinary training loop, `steps` minibatches long."""
-        log, cost = self.log, self.method.gradients_per_step
+    def loop(
+        self, model: nn.Module, optimizer: Any, steps: int, schedule: Any = None, member: int = 0, **parts: Any
+    ) -> None:
+        """The ordinary training loop, `steps` minibatches long; it goes on from the state of an earlier command."""
+        log, cost, device = self.log, self.method.gradients_per_step, self.data.train_x.device
+        parts = {"model": model, "optimizer": optimizer, "log": log, **parts}
+        if schedule is not None:
+            parts["schedule"] = schedule
+        begun = self.checkpoint.begin(member, parts, device)
+        first_step = log.gradients // cost - begun  # of the members before this one
+        self.minibatches.advance(first_step + begun)
         model.train()
-        network = compiled(model, model) if self.settings.compiled else model
-        for step, (inputs, labels) in zip(range(first_step + 1, first_step + steps + 1), self.minibatches):
+        evaluate = self._evaluation(model)
+        for step in range(first_step + begun + 1, first_step + steps + 1):
+            inputs, labels = next(self.minibatches)
             # IVON's gradient is taken at a draw from its Gaussian; that of all others at the weights.
             with getattr(optimizer, "sampled_params", nullcontext)():
-                optimizer.zero_grad(set_to_none=True)
-                outputs = network(inputs)
-                loss = cross_entropy(outputs, labels)
-                loss.backward()
-            log.add(loss, outputs, labels)
-            before = None
+                loss = evaluate(inputs, labels)
+            log.add(loss)
             if step % log.every == 0:
-                log.write(step * cost, optimizer)
-                before = [p.detach().clone() for p in model.parameters()]
+                log.look(step * cost, optimizer)
             if getattr(optimizer, "needs_closure", False):
                 self._step_with_closure(model, optimizer, inputs, labels, loss)
             else:
                 optimizer.step()
                 log.count_gradients()
-            if before is not None:
-                log.moved(step * cost, before, model)
             if schedule is not None:
                 schedule.step()
             if step % log.validate_every == 0:
-                log.validate(step * cost, model)
+                log.validate(model)
+            self.checkpoint.keep(member, step - first_step, parts, device)
+
+    def _evaluation(self, model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+        """Function (inputs, labels) → loss, which leaves the gradients of the weights."""
+        network = compiled(model, model) if self.settings.compiled else model
+        params: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+
+        def evaluate(inputs: Tensor, labels: Tensor) -> Tensor:
+            return cross_entropy(network(inputs), labels)
+
+        if self.settings.compiled and self.data.train_x.is_cuda:
+            return Replayed(evaluate, params)
+
+        def plain(inputs: Tensor, labels: Tensor) -> Tensor:
+            for p in params:
+                p.grad = None
+            loss = evaluate(inputs, labels)
+            loss.backward()
+            return loss
+
+        return plain
 
     def _step_with_closure(self, model: nn.Module, optimizer: Any, x: Tensor, y: Tensor, loss: Tensor) -> None:
         """A step whose closure returns the loss whose gradients are there already, and then computes it anew."""
@@ -109,17 +131,41 @@ class Training:
         optimizer.step(closure)
         self.log.count_gradients(calls)
 
+    def members(self) -> list[tuple[int, int]]:
+        """Number and steps of each network that shares the run and is not finished yet."""
+        count, steps = self.settings.ensemble_size, self.steps // self.method.gradients_per_step
+        shares = [steps // count + (member < steps % count) for member in range(count)]
+        return list(enumerate(shares))[len(self.checkpoint.members) :]
+
 
 def _last_weights(run: Training) -> SampleCollection:
-    """One trained network, or the members of an ensemble, which share the steps."""
-    members = run.settings.ensemble_size if run.method.averaging == "ensemble" else 1
-    states, first_step = [], 0
-    for member in range(members):
-        share = run.steps // members + (member < run.steps % members)
-        model, optimizer = run.begin(share)
-        run.loop(model, optimizer, share, CosineAnnealingLR(optimizer, share), first_step)
-        first_step += share
-        states.append(model.state_dict())
+    """A trained network."""
+    model, optimizer = run.begin(run.steps)
+    run.loop(model, optimizer, run.steps, CosineAnnealingLR(optimizer, run.steps))
+    return PosteriorSamples.from_samples(model, [model.state_dict()])
+
+
+def _ensemble(run: Training) -> SampleCollection:
+    """Networks that share the steps."""
+    for member, steps in run.members():
+        model, optimizer = run.begin(steps)
+        run.loop(model, optimizer, steps, CosineAnnealingLR(optimizer, steps), member)
+        run.checkpoint.members.append({name: x.detach().cpu().clone() for name, x in model.state_dict().items()})
+    return PosteriorSamples.from_samples(model, run.checkpoint.members)
+
+
+def _chains(run: Training) -> SampleCollection:
+    """Posterior samples of chains that share the steps, one after the other, each with its warm-up as it comes."""
+    settings = run.settings
+    for member, steps in run.members():
+        model, sampler = run.begin(steps)
+        count = settings.num_samples // settings.ensemble_size
+        burn_in = warmup_of(steps, run.data.num_data)
+        thinning = (steps - burn_in) // count
+        with PosteriorSamples(model, sampler, steps - thinning * count, thinning) as samples:
+            run.loop(model, sampler, steps, None, member, samples=samples)
+        run.checkpoint.members.append({f"{k}": dict(samples[k]) for k in range(len(samples))})
+    states = [state for chain in run.checkpoint.members for state in chain.values()]
     return PosteriorSamples.from_samples(model, states)
 
 
@@ -132,7 +178,7 @@ def _snapshots(run: Training) -> SampleCollection:
     cyclical = run.method.cyclical
     schedule = run.method.schedule(sampler, run.plan(steps)) if cyclical else run.annealing(sampler, steps)
     with PosteriorSamples(model, sampler, **collection(run.method, run.settings, steps)) as samples:
-        run.loop(model, sampler, steps, schedule)
+        run.loop(model, sampler, steps, schedule, samples=samples)
     return samples
 
 
@@ -142,7 +188,7 @@ def _moving_average(run: Training) -> SampleCollection:
     decay = 1 - 1 / max(2, MOVING_SHARE * run.steps)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
     optimizer.register_step_post_hook(lambda *_: average.update_parameters(model))
-    run.loop(model, optimizer, run.steps, run.annealing(optimizer, run.steps))
+    run.loop(model, optimizer, run.steps, run.annealing(optimizer, run.steps), average=average)
     return PosteriorSamples.from_samples(model, [average.module.state_dict()])
 
 
@@ -156,7 +202,7 @@ def _gaussian_draws(run: Training) -> SampleCollection:
     # Fitted to twice as many states as a chain gives samples, evenly over the rest of the run.
     burn_in = int(run.settings.burn_in * run.steps)
     swag = SWAG(model, optimizer, burn_in, max(1, (run.steps - burn_in) // (2 * count)))
-    run.loop(model, optimizer, run.steps, run.annealing(optimizer, run.steps))
+    run.loop(model, optimizer, run.steps, run.annealing(optimizer, run.steps), swag=swag)
     return SampleCollection.from_draws(model, swag.sampled_params, count)
 
 
@@ -176,24 +222,24 @@ def _full_batch(run: Training) -> SampleCollection:
         return total
 
     cost = (settings.leapfrog_steps + 1) * settings.steps_per_epoch(data.num_data)
-    every = max(1, trajectories // LOGS)
     with PosteriorSamples(model, sampler, **collection(run.method, settings, trajectories)) as samples:
-        for trajectory in range(1, trajectories + 1):
-            loss = sampler.step(closure).item()
-            if trajectory % every == 0:
-                log.writer.add_scalar("train/loss", loss, trajectory * cost)
-                log.writer.add_scalar("hmc/acceptance_rate", sampler.acceptance_rate, trajectory * cost)
+        parts = {"model": model, "optimizer": sampler, "samples": samples, "log": log}
+        begun = run.checkpoint.begin(0, parts, data.train_x.device)
+        for trajectory in range(begun + 1, trajectories + 1):
+            sampler.step(closure)
             if trajectory % max(1, trajectories // VALIDATIONS) == 0:
-                log.validate(trajectory * cost, model)
+                log.validate(model)
             log.count_gradients(cost)
+            run.checkpoint.keep(0, trajectory, parts, data.train_x.device)
     log.acceptance_rate = sampler.acceptance_rate
     return samples
 
 
-#: What of a run predicts, by `RunMethod.averaging`.
+#: Function of a run that gives what predicts, by `RunMethod.averaging`.
 AVERAGES: dict[str, Callable[[Training], SampleCollection]] = {
     "none": _last_weights,
-    "ensemble": _last_weights,
+    "ensemble": _ensemble,
+    "chains": _chains,
     "snapshots": _snapshots,
     "moving": _moving_average,
     "gaussian": _gaussian_draws,
@@ -204,9 +250,6 @@ AVERAGES: dict[str, Callable[[Training], SampleCollection]] = {
 def collection(method: RunMethod, settings: Settings, steps: int) -> dict[str, Any]:
     """Burn-in and thinning, in steps (trajectories for HMC), that give `num_samples` evenly spaced samples; of a
     cyclical method about so many over its sampling phases.
-
-    Raises:
-        ValueError: there are not so many steps.
     """
     if not method.cyclical:
         thinning = round(steps * (1 - settings.burn_in)) // settings.num_samples
@@ -219,17 +262,17 @@ def collection(method: RunMethod, settings: Settings, steps: int) -> dict[str, A
     length = steps // settings.cycles
     phase = sum(cyclical_phase(step, length, settings.exploration_ratio)[1] for step in range(1, length + 1))
     sampling_cycles = settings.cycles - settings.burn_in_cycles
-    each = max(1, settings.num_samples // sampling_cycles)
-    if phase < each:
+    samples = max(1, settings.num_samples // sampling_cycles)
+    if phase < samples:
         raise ValueError(
-            f"num_samples={settings.num_samples} over {sampling_cycles} cycles needs {each} steps in a sampling phase, "
-            f"which has {phase} (of {length} steps a cycle, exploration_ratio={settings.exploration_ratio})"
+            f"num_samples={settings.num_samples} over {sampling_cycles} cycles needs {samples} steps in a sampling "
+            f"phase, which has {phase} (of {length} steps a cycle, exploration_ratio={settings.exploration_ratio})"
         )
-    return {"burn_in": settings.burn_in_cycles * length, "thinning": phase // each}
+    return {"burn_in": settings.burn_in_cycles * length, "thinning": phase // samples}
 
 
 def validate_run(method: RunMethod, settings: Settings, lr: float, data: ImageData) -> None:
-    """Raise what a run with these settings would raise before its first step: ValueError or TypeError, by name."""
+    """Raise the error of a run with these settings before its first step: ValueError or TypeError, by name."""
     method.card(settings)
     settings = method.settings(settings, data.num_data)
     if settings.augment and (isinstance(data, ArrayData) or method.full_batch):
@@ -244,18 +287,35 @@ def validate_run(method: RunMethod, settings: Settings, lr: float, data: ImageDa
         raise ValueError(f"model={settings.model!r} must return logits (n, {data.num_classes}), got {got}")
     if data.num_classes > 1 and bool((outputs >= 0).all()) and bool(((outputs.sum(1) - 1).abs() < 1e-4).all()):
         raise ValueError(f"model={settings.model!r} must return logits, got probabilities: leave its softmax out")
-    if method.averaging in ("samples", "snapshots", "gaussian") and (statistics := normalisation_buffers(model)):
+    several = method.averaging in ("samples", "snapshots", "gaussian", "chains")
+    if several and (statistics := normalisation_buffers(model)):
         raise ValueError(
             f"model={settings.model!r} has running statistics ({statistics[0]}), which belong to one set of weights: "
             "take GroupNorm or LayerNorm, or a loop of your own (PosteriorSamples, buffers='reestimate')"
         )
     if method.full_batch:
         steps = settings.trajectories(data.num_data)
-    elif method.averaging == "ensemble" and steps < settings.ensemble_size:
-        raise ValueError(f"ensemble_size={settings.ensemble_size} exceeds the budget of {steps} steps")
+    elif method.averaging in ("ensemble", "chains"):
+        if steps < settings.ensemble_size:
+            raise ValueError(f"ensemble_size={settings.ensemble_size} exceeds the budget of {steps} steps")
+        steps //= settings.ensemble_size
+        if method.averaging == "chains" and settings.num_samples < settings.ensemble_size:
+            raise ValueError(f"ensemble_size={settings.ensemble_size} exceeds num_samples={settings.num_samples}")
     elif method.averaging == "gaussian" and steps - int(settings.burn_in * steps) < 2:
         raise ValueError(f"burn_in={settings.burn_in} of {steps} steps leaves fewer than two to fit a Gaussian to")
     plan = method.plan(settings, lr, data.num_data, steps)
     method.schedule(method.build(parameter_groups(model), plan), plan)
     if method.averaging in ("samples", "snapshots"):
         collection(method, settings, steps)
+
+
+def gradient_seconds(settings: Settings, data: ImageData, repeats: int = 5) -> float:
+    """Seconds of a minibatch gradient of the network on this machine, without what an optimizer adds."""
+    model, batches = build_network(settings, data), Minibatches(data, settings, 0)
+    start = time.perf_counter()
+    for number in range(repeats + 1):
+        if number == 1:  # the first one warms up
+            start = time.perf_counter()
+        x, y = next(batches)
+        cross_entropy(model(x), y).backward()
+    return (time.perf_counter() - start) / repeats

@@ -1,7 +1,7 @@
 """Minibatches: an epoch has every image once, and crops and mirrors are what they say."""
 
 import torch
-from experiments.harness.runs.minibatches import batches, crop_and_flip, minibatches
+from experiments.harness.runs.minibatches import Minibatches, batches, crop_and_flip
 from experiments.harness.runs.settings import Settings
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -32,7 +32,7 @@ def test_every_image_is_a_crop_of_its_padded_self_mirrored_or_not():
 def test_the_seed_gives_crops_and_the_order_is_that_without_augmentation():
     data = load("digits")
     kinds = ((False, 0), (True, 0), (True, 0), (True, 1))
-    streams = [minibatches(data, Settings(augment=augment), seed) for augment, seed in kinds]
+    streams = [Minibatches(data, Settings(augment=augment), seed) for augment, seed in kinds]
     for _ in range(3):
         (x, y), (cut, labels), (same, _), (different, _) = (next(stream) for stream in streams)
         assert torch.equal(y, labels)

@@ -3,9 +3,9 @@
 import subprocess
 import sys
 
+import compare
 import numpy as np
 import pytest
-import sample
 import torch
 from experiments.harness.runs import own_models
 from torch import nn
@@ -16,7 +16,19 @@ from torch import nn
 def network(input_shape, outputs):
     return nn.Sequential(nn.Linear(input_shape[0], 8), nn.Tanh(), nn.Linear(8, outputs))
 """
-SMALL = ["--steps", "60", "--batch-size", "16", "--num-samples", "6", "--seeds", "1", "--prior-precision", "1"]
+SMALL = [
+    "--given-settings",
+    "--steps",
+    "60",
+    "--batch-size",
+    "16",
+    "--num-samples",
+    "6",
+    "--seeds",
+    "1",
+    "--prior-precision",
+    "1",
+]
 
 
 def table(n=240, *, seed=0):
@@ -38,9 +50,9 @@ def own(factory, name="network"):
     return ["--model", f"{factory}:{name}", "--dataset", f"npz:{factory.parent / 'table.npz'}"]
 
 
-def test_sample_with_a_factory_of_a_file_and_a_table(tmp_path, factory, capsys):
+def test_given_settings_with_a_factory_of_a_file_and_a_table(tmp_path, factory, capsys):
     budget = ["--steps", "600", "--leapfrog-steps", "2", "--sampler", "SGHMC", "HMC", "SGD"]
-    sample.main([*SMALL, *own(factory), *budget, "--out", str(tmp_path / "out")])
+    compare.main([*SMALL, *own(factory), *budget, "--out", str(tmp_path / "out")])
     text = (tmp_path / "out" / "table.md").read_text()
     assert all(heading in text for heading in ("accuracy", "NLL", "ECE")), text
     assert "diverged" not in text
@@ -58,35 +70,35 @@ def test_networks_whose_samples_could_not_predict_are_refused_before_anything_is
         f"from torch import nn\n\ndef network(input_shape, outputs):\n    return nn.Sequential({layers})\n"
     )
     with pytest.raises(SystemExit, match=f"model=.*{named}"):
-        sample.main([*SMALL, *own(factory), "--sampler", "SGD", "SGHMC", "--out", str(tmp_path / "out")])
-    assert not (tmp_path / "out" / "runs").exists()
+        compare.main([*SMALL, *own(factory), "--sampler", "SGD", "SGHMC", "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_network_that_is_frozen_in_part(tmp_path, factory):
     factory.write_text(
         FACTORY.replace("nn.Linear(input_shape[0], 8)", "nn.Linear(input_shape[0], 8).requires_grad_(False)")
     )
-    sample.main([*SMALL, *own(factory), "--sampler", "SGHMC", "--out", str(tmp_path / "out")])
+    compare.main([*SMALL, *own(factory), "--sampler", "SGHMC", "--out", str(tmp_path / "out")])
     assert "NLL" in (tmp_path / "out" / "table.md").read_text()
 
 
 def test_a_run_knows_the_code_of_its_network_and_its_data(tmp_path, factory):
     arguments = [*SMALL, *own(factory), "--sampler", "SGD", "--out", str(tmp_path / "out")]
-    run = tmp_path / "out" / "runs" / "SGD_lr0.05_seed0.json"
-    sample.main(arguments)
+    run = tmp_path / "out" / "steps_60" / "runs" / "SGD_lr0.05_seed0.json"
+    compare.main(arguments)
     before = run.stat().st_mtime_ns
-    sample.main(arguments)
+    compare.main(arguments)
     assert run.stat().st_mtime_ns == before, "read back"
     factory.write_text(FACTORY.replace("8", "9"))
     with pytest.raises(SystemExit, match=r"other settings \(model_code.*--fresh"):
-        sample.main(arguments)
+        compare.main(arguments)
     assert run.stat().st_mtime_ns == before, "kept"
-    sample.main([*arguments, "--fresh"])
+    compare.main([*arguments, "--fresh"])
     assert run.stat().st_mtime_ns != before, "another network"
     np.savez(tmp_path / "table.npz", **table(seed=1))
     with pytest.raises(SystemExit, match="from other data"):
-        sample.main(arguments)
-    sample.main([*arguments, "--fresh"])
+        compare.main(arguments)
+    compare.main([*arguments, "--fresh"])
 
 
 def test_a_package_that_the_users_folder_has(tmp_path, factory, monkeypatch):
@@ -127,16 +139,16 @@ narrow = partial(Net, width=4)
 
 def test_a_partial_function_is_read_back_by_another_process_until_its_file_changes(tmp_path, factory):
     factory.write_text(CLASSES)
-    run = tmp_path / "out" / "runs" / "SGD_lr0.05_seed0.json"
+    run = tmp_path / "out" / "steps_60" / "runs" / "SGD_lr0.05_seed0.json"
     arguments = [*SMALL, *own(factory, "narrow"), "--sampler", "SGD", "--out", str(tmp_path / "out")]
-    sample.main(arguments)
+    compare.main(arguments)
     before = run.stat().st_mtime_ns
-    code = f"import sys; sys.path[:0] = {sys.path!r}; import sample; sample.main({arguments!r})"
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import compare; compare.main({arguments!r})"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     assert run.stat().st_mtime_ns == before
     factory.write_text(CLASSES.replace("width=4", "width=5"))
     with pytest.raises(SystemExit, match="other settings"):
-        sample.main(arguments)
+        compare.main(arguments)
 
 
 def test_what_a_network_is_when_it_is_new():

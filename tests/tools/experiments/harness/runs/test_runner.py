@@ -10,15 +10,13 @@ import torch
 from experiments.harness.runs import training
 from experiments.harness.runs.log import Diverged, Log
 from experiments.harness.runs.methods import METHODS
-from experiments.harness.runs.minibatches import minibatches
+from experiments.harness.runs.minibatches import Minibatches
 from experiments.harness.runs.runner import Runs, predictions, store_for
 from experiments.harness.runs.settings import Settings
 from experiments.harness.runs.training import Training, collection
 from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from learned_samplers import metrics
@@ -41,10 +39,20 @@ class Tiny:
 @pytest.fixture(scope="module")
 def tiny(learned_weights):
     networks = tuple(f"{method}={file}" for method, file in learned_weights.items())
-    own = dict(epochs=12, limit=320, channels=2, depth=1, num_samples=4, cycles=2, leapfrog_steps=1, ensemble_size=3)
+    own = dict(
+        epochs=12,
+        limit=320,
+        channels=2,
+        depth=1,
+        num_samples=4,
+        cycles=2,
+        leapfrog_steps=1,
+        ensemble_size=3,
+        ood=("photos",),
+    )
     settings = Settings(**own, networks=networks)
     data = settings.load_data(None)
-    return Tiny(settings, data, settings.load_ood(None, data, ("photos",)))
+    return Tiny(settings, data, settings.load_ood(None, data))
 
 
 # Of the rows that differ in the optimizer alone one; SOAP's package need not be there.
@@ -59,7 +67,7 @@ def test_every_method_spends_the_same_budget_and_leaves_its_files(tmp_path, tiny
     result = tiny.at(tmp_path).run(settings, method, METHODS[method].lr, 3)
     assert result.diverged is None
     assert result.gradient_evaluations == 60
-    wanted = {"none": 1, "moving": 1, "ensemble": 3}.get(METHODS[method].averaging, 4)
+    wanted = {"none": 1, "moving": 1, "ensemble": 3, "chains": 3}.get(METHODS[method].averaging, 4)
     assert result.num_samples == len(result.curves["accuracy"]) == len(result.curves["nll"]) == wanted
     assert (result.acceptance_rate is None) == (method != "HMC")
     saved = predictions(result, tmp_path)
@@ -69,14 +77,9 @@ def test_every_method_spends_the_same_budget_and_leaves_its_files(tmp_path, tiny
     torch.testing.assert_close(samples.predict(data.test_x), saved["test"], rtol=1e-4, atol=1e-6)
     validation = metrics.nll(samples.predict(data.val_x), data.val_y)
     assert result.validation_nll == pytest.approx(validation, rel=1e-4)
-    curves = EventAccumulator(str(tmp_path / "tensorboard" / result.name)).Reload()
-    tags = set(curves.Tags()["scalars"])
-    assert {"train/loss", "validation/accuracy", "model_average/accuracy", "model_average/nll"} <= tags
-    assert [event.step for event in curves.Scalars("model_average/accuracy")] == list(range(1, wanted + 1))
-    minibatch_chain = result.is_chain and method != "HMC"
-    assert ("temperature_configurational/convolutions" in tags) == minibatch_chain
-    assert curves.summary_metadata["_hparams_/session_start_info"].plugin_data.content.count(b"momentum_decay") == 1
-    assert curves.Scalars("result/nll")[0].value == pytest.approx(result.scores["nll"], rel=1e-5)
+    minibatch_chain = METHODS[method].averaging in ("samples", "chains") and method != "HMC"
+    assert ("configurational" in result.mean_temperatures) == minibatch_chain
+    assert method == "HMC" or len(result.losses) in (30, 60)
 
 
 def test_a_finished_run_is_read_back_and_one_of_other_settings_is_kept(tmp_path, tiny):
@@ -95,7 +98,6 @@ def test_a_finished_run_is_read_back_and_one_of_other_settings_is_kept(tmp_path,
     assert other.settings["temperature"] == 0.5
     assert other.scores != first.scores
     assert tiny.at(tmp_path).run(settings, "SGLD", 0.1, 1).scores != first.scores, "the seed has no effect"
-    assert len(list((tmp_path / "tensorboard" / first.name).glob("events*"))) == 1, "curves of an older run are left"
 
 
 def test_other_weights_are_another_run_and_leave_the_baselines_alone(tmp_path, tiny):
@@ -120,7 +122,7 @@ def test_a_run_that_diverges_says_so_and_has_no_scores(tmp_path, tiny, method):
 def test_a_run_whose_last_weights_are_not_finite_has_diverged(tmp_path, tiny, monkeypatch, method):
     """After the last loss that the log has seen."""
 
-    def loop(self, model, optimizer, *_):
+    def loop(self, model, optimizer, *_, **parts):
         for p in model.parameters():
             p.data.fill_(float("nan"))
             p.grad = torch.zeros_like(p)
@@ -137,7 +139,7 @@ def test_all_methods_see_the_same_minibatches_from_the_same_weights(tmp_path, ti
     """Whatever numbers a method draws meanwhile."""
     seen = {}
 
-    def loop(self, model, *_):
+    def loop(self, model, *_, **parts):
         batches_of = seen.setdefault(name, [])
         batches_of.append([p.detach().clone() for p in model.parameters()])
         for _ in range(12):
@@ -193,7 +195,7 @@ def test_gradients_are_counted_where_no_bar_is_shown(tmp_path, tiny, method, gra
     assert bar.total == 60 - (40 - gradients), "what was not spent is taken off"
 
 
-def trained(name, settings, data, folder, seen):
+def trained(name, settings, data, seen):
     """The samples of a run whose sampler's rates and temperatures are noted at every step, and its log."""
 
     def build(groups, plan):
@@ -202,21 +204,19 @@ def trained(name, settings, data, folder, seen):
         sampler.register_step_pre_hook(lambda *_: seen.append((group["lr"], group["temperature"])))
         return sampler
 
-    with SummaryWriter(str(folder)) as writer:
-        log = Log(writer, tqdm(disable=True), data, settings.steps)
-        order = minibatches(data, settings, seed=0)
-        method = replace(METHODS[name], build=build)
-        return Training(method, settings, 0.01, data, settings.steps, order, log).samples(), log
+    log, order = Log(tqdm(disable=True), data, settings.steps), Minibatches(data, settings, seed=0)
+    method = replace(METHODS[name], build=build)
+    return Training(method, settings, 0.01, data, settings.steps, order, log).samples(), log
 
 
 CYCLES = Settings(dataset="digits", model="mlp", hidden=(8,), steps=80, num_samples=8, limit=200)
 
 
 @pytest.mark.parametrize("name", ["CyclicalSGMCMC", "CyclicalL2E", "CyclicalAdaptedL2E"])
-def test_cyclical_methods_have_the_noise_and_the_samples_of_cyclical_sgmcmc(tmp_path, name):
+def test_cyclical_methods_have_the_noise_and_the_samples_of_cyclical_sgmcmc(name):
     seen = []
     phases = [cyclical_phase(step, 80 // CYCLES.cycles, CYCLES.exploration_ratio) for step in range(1, 81)]
-    samples, log = trained(name, CYCLES, CYCLES.load_data(None), tmp_path, seen)
+    samples, log = trained(name, CYCLES, CYCLES.load_data(None), seen)
     assert len(samples) == 8
     sampling = [entry["sampling"] for entry in log.temperatures]
     assert sampling == [False] + [phase for _, phase in phases[:-1]]  # written before a step, of the one before
@@ -226,33 +226,12 @@ def test_cyclical_methods_have_the_noise_and_the_samples_of_cyclical_sgmcmc(tmp_
 
 
 @pytest.mark.parametrize(("name", "falls"), [("CyclicalSGMCMC", False), ("CyclicalAdaptedL2E", False), ("SGHMC", True)])
-def test_a_final_rate_is_of_methods_that_have_no_cycles(tmp_path, name, falls):
+def test_a_final_rate_is_of_methods_that_have_no_cycles(name, falls):
     """Over the whole run: in a cycle the rate of some falls by itself."""
     seen, settings = [], replace(CYCLES, final_lr=0.1)
-    trained(name, settings, settings.load_data(None), tmp_path, seen)
+    trained(name, settings, settings.load_data(None), seen)
     rates, cycle = [lr for lr, _ in seen], 80 // settings.cycles
     assert (max(rates[-cycle:]) < 0.5 * max(rates[:cycle])) == falls
-
-
-def test_squared_steps_are_those_of_the_optimizer(tmp_path):
-    settings, steps = replace(CYCLES, steps=200), []
-    data = settings.load_data(None)
-
-    def build(groups, plan):
-        params = [p for group in groups for p in group["params"]]
-        optimizer = torch.optim.SGD(groups, 0.5)
-        optimizer.register_step_pre_hook(
-            lambda *_: steps.append(optimizer.param_groups[0]["lr"] ** 2 * sum(p.grad.square().sum() for p in params))
-        )
-        return optimizer
-
-    with SummaryWriter(str(tmp_path)) as writer:
-        log, order = Log(writer, tqdm(disable=True), data, 200), minibatches(data, settings, 0)
-        Training(replace(METHODS["SGD"], build=build), settings, 0.5, data, 200, order, log).samples()
-    curve = EventAccumulator(str(tmp_path)).Reload().Scalars("chain/squared_step")
-    assert [point.step for point in curve] == list(range(2, 201, 2))
-    for point in curve:
-        assert point.value == pytest.approx(float(steps[point.step - 1]), rel=1e-3, abs=1e-9)
 
 
 @hypothesis_settings(deadline=None, max_examples=50)  # a deadline fails on a busy machine

@@ -1,0 +1,307 @@
+"""Shared part of the estimators: settings, a fit, and the outputs of every sample's network."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from learned_samplers.base import validation
+from learned_samplers.estimators.networks import ACTIVATIONS, perceptron
+from learned_samplers.estimators.progress import Progress
+from learned_samplers.estimators.sampling import begin_with_means, equalise, flatten, sample, warm_up
+from learned_samplers.estimators.tables import Standardised, columns_named
+from learned_samplers.estimators.verdict import Verdict, verdict
+from learned_samplers.posterior import Chains
+
+#: With more rows than this gradients are of minibatches of `BATCH` rows.
+FULL_ROWS, BATCH = 5000, 1000
+#: Rows whose predictions the verdict looks at.
+JUDGED_ROWS = 200
+#: Largest number of weights that a fit keeps, of all samples together: 4 GB, and as much for their gradients.
+LARGEST = 2**30
+
+
+class BayesianMLP(BaseEstimator):
+    """Settings of the regressor and the classifier, the fit, and the outputs of the samples."""
+
+    def __init__(
+        self,
+        hidden_layer_sizes: Sequence[int] = (32, 32),
+        activation: str = "tanh",
+        *,
+        n_chains: int = 8,
+        n_samples: int = 50,
+        n_steps: int = 2000,
+        tuning_steps: int = 500,
+        warmup_steps: int = 3000,
+        prior_precision: float = 1.0,
+        batch_size: int | str | None = "auto",
+        validation_fraction: float = 0.15,
+        warm_start: bool = False,
+        n_jobs: int | None = 1,
+        verbose: bool = False,
+        warn_unsettled: bool = True,
+        random_state: Any = None,
+    ) -> None:
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.activation = activation
+        self.n_chains = n_chains
+        self.n_samples = n_samples
+        self.n_steps = n_steps
+        self.tuning_steps = tuning_steps
+        self.warmup_steps = warmup_steps
+        self.prior_precision = prior_precision
+        self.batch_size = batch_size
+        self.validation_fraction = validation_fraction
+        self.warm_start = warm_start
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+        self.warn_unsettled = warn_unsettled
+        self.random_state = random_state
+
+    def _validate_settings(self) -> None:
+        sizes = self.hidden_layer_sizes
+        if isinstance(sizes, str) or not isinstance(sizes, Sequence):
+            raise TypeError(f"hidden_layer_sizes must be a sequence of integers, got {sizes!r}")
+        for size in sizes:
+            validation.integer("hidden_layer_sizes", size)
+        validation.one_of("activation", self.activation, ACTIVATIONS)
+        for name in ("n_chains", "n_samples", "n_steps", "tuning_steps", "warmup_steps"):
+            validation.integer(name, getattr(self, name))
+        if self.n_steps < self.n_samples:
+            raise ValueError(f"n_steps must be at least n_samples={self.n_samples}, got {self.n_steps}")
+        validation.positive("prior_precision", self.prior_precision)
+        validation.fraction("validation_fraction", self.validation_fraction, open_right=True)
+        if self.batch_size not in (None, "auto"):
+            validation.integer("batch_size", self.batch_size)
+        if self.n_jobs not in (None, -1):
+            validation.integer("n_jobs", self.n_jobs)
+        for name in ("warm_start", "verbose", "warn_unsettled"):
+            validation.one_of(name, getattr(self, name), (False, True, 0, 1))
+
+    def _sample(
+        self,
+        x: np.ndarray,
+        targets: Tensor,
+        outputs: int,
+        last: Sequence[nn.Module] = (),
+        weights: np.ndarray | None = None,
+        continued: dict[str, Any] | None = None,
+    ) -> None:
+        """Set the samples and the verdict.
+
+        Args:
+            x: rows as they were given.
+            targets: the rows' targets, as `_nll` takes them.
+            outputs: number of the last linear layer's outputs.
+            last: layers after it.
+            weights: of the rows in the likelihood; None for 1.
+            continued: attributes of the fit that this one goes on from; None for a new one.
+        """
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        generator = torch.Generator().manual_seed(seed)
+        self._standardised = continued["_standardised"] if continued else Standardised.of(x, weights)
+        progress = Progress(type(self).__name__, bool(self.verbose))
+        with _THREADS.limited(self.n_jobs), torch.enable_grad():
+            inputs = self._inputs(x)
+            factors = None if weights is None else torch.as_tensor(weights, dtype=torch.float32)
+            sizes = [inputs.shape[1], *self.hidden_layer_sizes, outputs]
+            count, rows_of_step = len(inputs), self._batch(len(inputs))
+            self._refuse_size(sizes, x)
+            networks = [perceptron(sizes, self.activation, generator, last) for _ in range(self.n_chains)]
+            if continued:
+                _load_last_states(networks, continued["posterior_"])
+            chains = Chains(networks, prior_precision=float(self.prior_precision))
+
+            def likelihood(rows: Tensor | None, energies: Any) -> Tensor:
+                if rows is None:
+                    values, factor = energies(chains(inputs), targets), factors
+                else:
+                    values, factor = energies(chains(inputs[rows]), targets[rows]), factors
+                    factor = None if factors is None else factors[rows]
+                return (values if factor is None else values * factor).mean(1)
+
+            def losses(rows: Tensor | None) -> Tensor:
+                return likelihood(rows, self._nll)
+
+            def squares(rows: Tensor | None) -> Tensor:
+                return likelihood(rows, self._squared_errors)
+
+            order = torch.randperm(count, generator=generator)
+            held = int(self.validation_fraction * count)
+            held_out, trained = (order[:held], order[held:]) if held >= 5 else (order[:0], order)
+            self.n_iter_ = 0
+            sources: dict[str, Any] = {"generator": generator, "progress": progress}
+            if not continued:
+                fresh = flatten(chains).detach().clone()
+                self.n_iter_ = warm_up(chains, losses, trained, held_out, count, steps=self.warmup_steps, **sources)
+                if len(held_out) and getattr(self, "noise", None) == "heteroscedastic":
+                    settings = {"steps": self.warmup_steps, **sources}
+                    self.n_iter_ += begin_with_means(
+                        chains, losses, squares, fresh, trained, held_out, count, **settings
+                    )
+            equalise(chains, losses, count, float(self.prior_precision), generator)
+            judged = order[:JUDGED_ROWS]
+
+            def judge(values: Tensor, temperature: float) -> Verdict:
+                return self._verdict(values.detach().double(), targets[judged], temperature)
+
+            def enough(states: Tensor, temperature: float) -> bool:
+                with torch.no_grad():
+                    values = torch.stack([_at(chains, state, inputs[judged]) for state in states], 1)
+                return judge(values, temperature).sampled
+
+            self.posterior_, trace = sample(
+                chains,
+                losses,
+                count,
+                networks[0],
+                tuning_steps=self.tuning_steps,
+                steps=self.n_steps,
+                samples=self.n_samples,
+                batch_size=rows_of_step,
+                seed=seed,
+                enough=enough,
+                progress=progress,
+            )
+            values = self._outputs(x[judged.numpy()])
+            self.verdict_ = judge(values.unflatten(0, (self.n_chains, -1)), trace.temperature)
+        self.n_iter_ += self.tuning_steps + len(trace.energies)
+        progress.end(self.verdict_.text)
+        if self.warn_unsettled and not self.verdict_.settled:
+            warnings.warn(self.verdict_.text, ConvergenceWarning, stacklevel=3)
+
+    def _batch(self, count: int) -> int | None:
+        """Rows a step of the sampler, None for all of them."""
+        size: Any = self.batch_size
+        if size == "auto":
+            size = BATCH if count > FULL_ROWS else None
+        return None if size is None or size >= count else int(size)
+
+    def _refuse_size(self, sizes: Sequence[int], x: np.ndarray) -> None:
+        """Raise ValueError where the samples would not fit into memory."""
+        weights = sum((inputs + 1) * units for inputs, units in pairwise(sizes))
+        if (total := weights * self.n_chains * self.n_samples) > LARGEST:
+            raise ValueError(
+                f"X has {x.shape[1]} columns: n_samples={self.n_samples} of n_chains={self.n_chains} networks of "
+                f"{weights} weights take {8 * total / 1e9:.0f} GB: choose columns or reduce them (by PCA say), or "
+                "lower hidden_layer_sizes or n_samples"
+            )
+
+    def _inputs(self, x: np.ndarray) -> Tensor:
+        inputs = torch.as_tensor(self._standardised(x), dtype=torch.float32)
+        if not inputs.isfinite().all():
+            raise ValueError("X has numbers that are too far from those of fit for single precision")
+        return inputs
+
+    def _outputs(self, x: np.ndarray) -> Tensor:
+        """Outputs of every sample's network, (samples, rows, outputs)."""
+        chunk = len(self.posterior_)
+        return self.posterior_.predict_samples(
+            self._inputs(x), output="regression", sample_chunk=chunk, vectorize=True, batch_size=1024
+        ).double()
+
+    def _new(self, X: Any) -> Iterator[tuple[slice, Tensor]]:
+        """Slices of the rows of a new table, each with its outputs, in pieces that fit into memory."""
+        check_is_fitted(self, "posterior_")
+        with columns_named(X):
+            x = validate_data(self, X, reset=False, dtype=np.float64)
+        step = max(1, 2_000_000 // len(self.posterior_))
+        for start in range(0, len(x), step):
+            rows = slice(start, start + step)
+            with _THREADS.limited(self.n_jobs):
+                outputs = self._outputs(x[rows])
+            yield rows, outputs
+
+    def _continued(self, outputs: int) -> dict[str, Any] | None:
+        """Return the attributes of the fit that a ``warm_start`` goes on from, None without one.
+
+        Raises:
+            ValueError: that fit had other networks.
+        """
+        if not self.warm_start or not hasattr(self, "posterior_"):
+            return None
+        shapes = [tuple(tensor.shape) for name, tensor in self.posterior_[0].items() if name.endswith("weight")]
+        units = [self.posterior_[0]["0.weight"].shape[1], *(shape[0] for shape in shapes)]
+        before = (len(set(self.posterior_.chains)), tuple(units[1:-1]), units[-1])
+        if before != (self.n_chains, tuple(self.hidden_layer_sizes), outputs):
+            present = (self.n_chains, tuple(self.hidden_layer_sizes), outputs)
+            raise ValueError(
+                "warm_start=True goes on with {} chains of hidden layers {} and {} outputs: ".format(*before)
+                + "for n_chains={}, hidden_layer_sizes={} and {} outputs set warm_start=False".format(*present)
+            )
+        return dict(self.__dict__)
+
+    def _nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Negative log-likelihood (..., row) of outputs (..., row, output)."""
+        raise NotImplementedError
+
+    def _squared_errors(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Squared error (..., row) of outputs (..., row, output)."""
+        raise NotImplementedError
+
+    def _predictions(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Predictions (..., row, output) of each sample, and their variances (row, output) under the mixture."""
+        raise NotImplementedError
+
+    def _verdict(self, outputs: Tensor, targets: Tensor, temperature: float) -> Verdict:
+        """Judge outputs (chain, draw, row, output) of rows with these targets."""
+        predictions, variances = self._predictions(outputs)
+        densities = -self._nll(outputs, targets)
+        return verdict(predictions.numpy(), variances.numpy(), densities.numpy(), temperature)
+
+
+def _at(chains: Chains, state: Tensor, inputs: Tensor) -> Tensor:
+    """Outputs (chain, row, output) at a state of `flatten`'s parameter, where the chains are then left."""
+    start = 0
+    for p in chains.parameters():
+        p.data.copy_(state[:, start : (start := start + p[0].numel())].view(p.shape))
+    return chains(inputs)
+
+
+def _load_last_states(networks: Sequence[nn.Module], samples: Any) -> None:
+    """Put the last sample of each chain into a network."""
+    last = {chain: k for k, chain in enumerate(samples.chains)}
+    for network, k in zip(networks, last.values(), strict=True):
+        network.load_state_dict(samples[k])
+
+
+class _Threads:
+    """Number of torch's threads, which fits in several Python threads lower at the same time."""
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._before = threading.Lock(), 0, 0
+
+    @contextmanager
+    def limited(self, count: int | None) -> Iterator[None]:
+        """Give torch so many threads within it: for small networks several wait for each other.
+
+        glibc returns memory to the system, and gets it back page by page at each step, until a large block was freed.
+        """
+        torch.empty(2**25 - 2**16, dtype=torch.uint8)
+        with self._lock:
+            if not self._users:  # a thread that begins while another is limited would take the limit for its own
+                self._before = torch.get_num_threads()
+            self._users += 1
+            torch.set_num_threads(self._before if count in (None, -1) else count)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                torch.set_num_threads(self._before)
+
+
+_THREADS = _Threads()

@@ -1,0 +1,177 @@
+"""Optimizers around a sampler, and weights that something else moves, are told once; swaps and loads are not."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+
+from learned_samplers import SGHMC, SGLD
+from learned_samplers.base.guards.outside import HABIT, WATCHED, OutsideChanges
+
+N = 100
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer around another, as those of pytorch_optimizer: it shares the groups of the one inside."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.defaults = optimizer.defaults
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = {}, {}
+        self._patch_step_function()
+        self.count = 0
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+    @property
+    def state(self):
+        return self.optimizer.state
+
+
+class Lookahead(Around):
+    """Every fifth step half of the way back, written into ``.data``, which raises no version."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        if not self.count:
+            self.slow = [p.detach().clone() for p in self.param_groups[0]["params"]]
+        self.optimizer.step(closure)
+        self.count += 1
+        if self.count % 5 == 0:
+            for p, slow in zip(self.param_groups[0]["params"], self.slow, strict=True):
+                slow.lerp_(p, 0.5)
+                p.data.copy_(slow)
+
+
+class OrthoGrad(Around):
+    """Takes off each gradient what lies along the weights."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.grad.sub_(p, alpha=float((p.grad * p).sum() / p.square().sum().clamp_min(1e-30)))
+        self.optimizer.step(closure)
+
+
+def watched(sampler):
+    """A sampler that is watched: by its own step, or by hooks."""
+    if not hasattr(sampler, "outside"):
+        sampler.outside = watch = OutsideChanges()
+        sampler.register_step_pre_hook(lambda s, *_: watch(s) if watch.watching else None)
+        sampler.register_step_post_hook(lambda s, *_: watch.note(s) if watch.watching else None)
+    return sampler
+
+
+def run(sampler, p, steps, between=lambda t: None):
+    """The messages of a run on a Gaussian of variance 1/N."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for t in range(steps):
+            p.grad = p.detach().clone()
+            sampler.step()
+            between(t)
+    return [str(w.message) for w in caught]
+
+
+@pytest.mark.parametrize("make", [SGLD, SGHMC])
+@pytest.mark.parametrize("wrapper", [Lookahead, OrthoGrad])
+def test_an_optimizer_around_a_sampler_is_named_once(wrapper, make):
+    p = torch.randn(50, requires_grad=True)
+    (message,) = run(wrapper(watched(make([p], 0.1, N))), p, 200)
+    assert message.startswith(f"{wrapper.__name__}.step takes the step of {make.__name__}")
+    assert f"check_sampler(lambda params: {wrapper.__name__}(...))" in message
+
+
+def test_the_wrappers_here_do_take_the_law():
+    """The planted faults: a variance far from 1.03/N, which a sampler alone has."""
+    share = {}
+    for name, wrap in {"alone": lambda s: s, "Lookahead": Lookahead, "OrthoGrad": OrthoGrad}.items():
+        torch.manual_seed(0)
+        p = torch.zeros(2000, requires_grad=True)
+        sampler, total = wrap(SGLD([p], 0.1, N)), []
+        run(sampler, p, 100)
+        run(sampler, p, 200, lambda t, p=p, total=total: total.append(float(p.detach().square().mean())))
+        share[name] = N * sum(total) / len(total)
+    assert share["alone"] == pytest.approx(1 / (1 - 0.05), rel=0.03)
+    assert share["Lookahead"] < 0.7
+    assert share["OrthoGrad"] > 10
+
+
+class Held:
+    """What moves the weights in passing and is no optimizer."""
+
+    def __init__(self, sampler):
+        self.optimizer, self.param_groups, self.count = sampler, sampler.param_groups, 0
+
+    step = Lookahead.step
+
+
+def test_weights_that_move_between_steps_are_told_once():
+    def clamp(t):
+        p.data.clamp_(-0.05, 0.05)
+
+    def decay(t):
+        with torch.no_grad():
+            p.mul_(0.99)
+
+    for between in (clamp, decay):
+        p = torch.randn(50, requires_grad=True)
+        sampler = watched(SGLD([p], 0.1, N))
+        (message,) = run(sampler, p, 50, between)
+        assert f"SGLD have changed {HABIT} times between two of its {HABIT} steps" in message
+    p = torch.randn(50, requires_grad=True)
+    (message,) = run(Held(watched(SGLD([p], 0.1, N))), p, 50)
+    assert f"{HABIT} times between two of its 15 steps" in message
+    late = torch.randn(50, requires_grad=True)
+    assert not run(watched(SGLD([late], 0.1, N)), late, 2 * WATCHED, lambda t: t < WATCHED or late.data.mul_(0.9))
+
+
+@pytest.mark.parametrize("shape", [(), (50,), (3, 4), (2, 3, 4, 5)])
+def test_a_change_of_the_last_of_several_parameters_is_seen(shape):
+    params = [torch.randn(4, 4, requires_grad=True), torch.randn(3, requires_grad=True)]
+    params.append(torch.randn(shape, requires_grad=True))
+    sampler = watched(SGLD(params, 0.1, N))
+    params[0].grad, params[1].grad = torch.zeros(4, 4), torch.zeros(3)
+    assert len(run(sampler, params[2], 10, lambda t: params[2].data.mul_(2.0))) == 1
+
+
+def test_what_a_loop_may_do_is_not_told():
+    p = torch.randn(50, requires_grad=True)
+    sampler = watched(SGLD([p], 0.1, N))
+    saved = copy.deepcopy(sampler.state_dict()), p.detach().clone()
+
+    def evaluate(t):  # with averaged weights, which are swapped in and out at every step
+        own = p.detach().clone()
+        with torch.no_grad():
+            p.copy_(torch.zeros(50))
+        p.data.copy_(own)
+
+    assert not run(sampler, p, 30, evaluate)
+
+    def load(t):
+        if t == 10:
+            sampler.load_state_dict(saved[0])
+            p.data.copy_(saved[1])
+        if t == 20:  # and another chain begins elsewhere
+            torch.nn.init.normal_(p)
+
+    assert not run(sampler, p, 30, load)
+
+
+def test_other_precision_and_frozen_parameters_are_no_change():
+    p, frozen = torch.randn(5, requires_grad=True), torch.zeros(3)
+    sampler = watched(SGLD([frozen, p], 0.1, N))
+
+    def thaw(t):
+        frozen.add_(1.0)
+
+    assert not run(sampler, p, 10, thaw)
+    watch = sampler.outside
+    watch.noted = watch.noted.double()
+    watch(sampler)
+    assert watch.changes == 0

@@ -1,0 +1,47 @@
+"""Priors that cannot be: refused by name, before a parameter is touched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from learned_samplers import MCLMC, SGHMC
+from learned_samplers.priors import FanIn, GammaHyperprior
+from tests.harness import small_network
+
+
+def made(prior, cls=SGHMC, named=True):
+    model = small_network()
+    return cls(model.named_parameters() if named else model.parameters(), 0.05, 100, prior_precision=prior)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: made({"*": -1.0}), ValueError, r"prior_precision\['\*'\] must not be negative"),
+        (lambda: made({"*": "x"}), TypeError, r"prior_precision\['\*'\] must be a number"),
+        (lambda: made({3: 1.0}), TypeError, "names or patterns"),
+        (lambda: made({"0.*": 1.0}), ValueError, "no pattern for parameter '2.weight'"),
+        (lambda: made({"*": 1.0, "7.*": 1.0}), ValueError, r"prior_precision\['7.\*'\] matches no parameter"),
+        (lambda: made({"*": 1.0}, named=False), ValueError, "needs named parameters"),
+        (lambda: made("wide"), TypeError, "prior_precision must be a number"),
+        (lambda: made(FanIn(), MCLMC), ValueError, "prior_precision must be the same in every group of MCLMC"),
+        (lambda: FanIn(gain=0.0), ValueError, "gain"),
+        (lambda: FanIn(bias=-1.0), ValueError, "bias"),
+        (lambda: GammaHyperprior(shape=0.0), ValueError, "shape"),
+        (lambda: GammaHyperprior(rate=float("inf")), ValueError, "rate"),
+        (lambda: GammaHyperprior(start=-1.0), ValueError, "start"),
+        (lambda: GammaHyperprior(every=0), ValueError, "every"),
+    ],
+)
+def test_refused(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_a_step_that_draws_its_prior_is_not_compiled():
+    p = torch.ones(3, requires_grad=True)
+    sampler = SGHMC([p], 0.1, 10, prior_precision=GammaHyperprior())
+    p.grad = torch.ones(3)
+    with pytest.raises(Exception, match="cannot be compiled"):
+        torch.compile(sampler.step, backend="eager", fullgraph=True)()
