@@ -155,6 +155,7 @@ class IVON(Sampler):
         "loss that you know"
     )
     state_names = ("gradient_average", "hessian", "average_weight")
+    non_negative = ("hessian",)
     rule = staticmethod(ivon_rule)
     #: The gradient is taken at a draw, which would be rounded.
     half_precision = False

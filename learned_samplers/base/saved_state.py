@@ -24,6 +24,8 @@ class ResumableOptimizer(NoisyOptimizer):
 
     #: Per-coordinate state tensors, in the order in which the update takes and returns them.
     state_names: ClassVar[tuple[str, ...]] = ()
+    #: State tensors of squares and sizes, which are never negative.
+    non_negative: ClassVar[tuple[str, ...]] = ()
     #: Keys of the parameter groups that choose the rule or its state: the same in every group, and in a loaded state.
     structural: ClassVar[tuple[str, ...]] = ()
     #: Keys of the parameter groups without which a saved state says nothing about the update.
@@ -179,6 +181,10 @@ class ResumableOptimizer(NoisyOptimizer):
         master = (precision.MASTER,) if precision.has_master(group, p) else ()
         return (*self.state_names, *master)
 
+    def is_possible_state(self, group: dict[str, Any], name: str, state: Tensor) -> bool:
+        """Tell whether a saved state tensor, finite and of the right shape, is one that the update can have left."""
+        return name not in self.non_negative or not bool((state < 0).any())
+
     def validate_saved(self, saved: dict[str, Any]) -> None:
         """Raise ValueError unless ``saved`` is the state of this class of sampler over parameters of these shapes."""
         ours = type(self).__name__
@@ -321,6 +327,11 @@ def _validate_tensors(sampler: Any, saved: dict[str, Any]) -> None:
                     raise ValueError(
                         f"{name} is not laid out over processes as the parameter is: load it by "
                         "torch.distributed.checkpoint into the state_dict of this sampler"
+                    )
+                possible = sampler.is_possible_state({**own_group, **group}, key, sharding.local(value))
+                if sharding.anywhere(not possible, sampler.mesh):
+                    raise ValueError(
+                        f"{name} holds numbers that {sampler_name} never has there (negative, or too large)"
                     )
 
 

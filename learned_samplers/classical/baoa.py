@@ -21,7 +21,7 @@ def baoa_rule(
     momentum_decay: Any,
     ops: Operations = FUNCTIONAL,
 ) -> tuple[Any, Any]:
-    """One step of `BAOA` as a pure function, with any leading batch axes.
+    """Update of `BAOA` as a pure function, with any leading batch axes.
 
     r ← r − ε(Ng + λθ);  θ ← θ + εr/2;  r ← (1−a)r + √(T(1−(1−a)²))ξ;  θ ← θ + εr/2.
     """

@@ -37,7 +37,7 @@ def cyclical_phase(step: Any, cycle_length: int, exploration_ratio: float) -> tu
 
 
 def in_sampling_phase(step: int, cycle_length: int, exploration_ratio: float) -> bool:
-    """Whether the last of ``step`` steps was one of a sampling phase."""
+    """Tell whether the last of ``step`` steps was one of a sampling phase."""
     return step > 0 and cyclical_phase(step, cycle_length, exploration_ratio)[1]
 
 

@@ -65,7 +65,7 @@ class CyclicalSchedule(LRScheduler):
 
     @property
     def sampler(self) -> Any:
-        """Whose learning rate and temperature it writes."""
+        """The sampler whose learning rate and temperature it writes."""
         return self.optimizer
 
     def get_lr(self) -> list[Any]:
@@ -114,7 +114,7 @@ class CyclicalSchedule(LRScheduler):
 
     @property
     def is_sampling(self) -> bool:
-        """Whether the sampler's last step was one of a sampling phase."""
+        """Tell whether the sampler's last step was one of a sampling phase."""
         return in_sampling_phase(self.sampler.step_count, self.cycle_length, self.exploration_ratio)
 
     @property
@@ -191,7 +191,7 @@ class CyclicalSGMCMC(MomentumSampler):
 
     @property
     def is_sampling(self) -> bool:
-        """Whether the last step belonged to the sampling phase of its cycle."""
+        """Tell whether the last step belonged to the sampling phase of its cycle."""
         group = self.param_groups[0]
         return in_sampling_phase(group["step"], group["cycle_length"], group["exploration_ratio"])
 

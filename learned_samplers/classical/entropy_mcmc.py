@@ -29,7 +29,7 @@ def entropy_mcmc_rule(
     guide_variance: Any,
     ops: Operations = FUNCTIONAL,
 ) -> tuple[Any, Any]:
-    """One step of `EntropyMCMC` as a pure function, with any leading batch axes.
+    """Update of `EntropyMCMC` as a pure function, with any leading batch axes.
 
     Two steps of SGLD: θ with the gradient g + (θ−θₐ)/(ηN), θₐ with (θₐ−θ)/(ηN), both from the θ and θₐ before.
 
@@ -112,7 +112,7 @@ class EntropyMCMC(Sampler):
         A parameter without a guide (frozen, or before the first step) keeps its value. Do not step inside.
         """
         pairs = [(p, s["guide"]) for group in self.param_groups for p in group["params"] if (s := self.state.get(p))]
-        kept = [p.detach().clone() for p, _ in pairs]
+        weights = [p.detach().clone() for p, _ in pairs]
         try:
             with torch.no_grad():
                 for p, guide in pairs:
@@ -120,5 +120,5 @@ class EntropyMCMC(Sampler):
             yield
         finally:
             with torch.no_grad():
-                for (p, _), value in zip(pairs, kept, strict=True):
+                for (p, _), value in zip(pairs, weights, strict=True):
                     p.copy_(value)

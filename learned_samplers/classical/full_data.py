@@ -1,4 +1,4 @@
-"""What is held against a closure whose loss is random where a step relies on one loss: it is refused.
+"""Checks of a closure whose loss is random where a step relies on one loss: it is refused.
 
 Some samplers need the full data, and others two evaluations of one minibatch. They compare numbers that a step has at
 hand anyway, and evaluate nothing for it.
@@ -20,12 +20,12 @@ ROUNDING = 1e-4
 #: A difference that changes no acceptance probability by more than a tenth of it.
 NEGLIGIBLE = 0.1
 
+#: Likely reason of a loss that differs from step to step.
 LIKELY = (
     "it draws a fresh minibatch each time it is called, or a dropout layer (or augmentation) is left on. Go through "
     "all data in it, and call model.eval() before (of Chains, sum the losses)"
 )
-
-
+#: Likely reason of two losses of one step that differ.
 OTHER_DATA = (
     "the two evaluations of a step saw different data: a minibatch from an iterator (next(batches)) or from a "
     "generator of its own, where only torch's global random numbers are replayed. Take the minibatch before the step, "
@@ -35,13 +35,13 @@ OTHER_DATA = (
 MEMORY = 20
 
 
-def differ(energy: Tensor, other: Tensor) -> Tensor:
-    """Whether two energies, in units of T, differ by more than rounding; elementwise."""
-    return beyond_rounding(energy - other, torch.maximum(energy.abs(), other.abs()))
+def differ(first: Tensor, second: Tensor) -> Tensor:
+    """Compare two energies, in units of T, elementwise: True where they differ by more than rounding."""
+    return beyond_rounding(first - second, torch.maximum(first.abs(), second.abs()))
 
 
 def beyond_rounding(difference: Tensor, energy: Tensor) -> Tensor:
-    """Whether a difference is more than the rounding of energies of that size, in units of T."""
+    """Compare a difference with the rounding of energies of that size, in units of T: True where it is more."""
     return difference.abs() > (ROUNDING * energy.abs()).clamp(min=NEGLIGIBLE)
 
 
@@ -56,12 +56,12 @@ def unexplained(change: Tensor, gain: Tensor, energy: Tensor) -> Tensor:
         energy: S at the end. What is within its rounding, or is not finite, counts as explained.
     """
     error = change + gain
-    found = beyond_rounding(error, torch.maximum(energy.abs(), (energy - change).abs())) & error.isfinite()
-    return torch.where(found, error.square() / (change.square() + gain.square()), 0.0).clamp(max=1.0)
+    counts = beyond_rounding(error, torch.maximum(energy.abs(), (energy - change).abs())) & error.isfinite()
+    return torch.where(counts, error.square() / (change.square() + gain.square()), 0.0).clamp(max=1.0)
 
 
 class OneLoss:
-    """Whether the two evaluations of a step, at θ and at θ + δ close by, are those of one function of the weights.
+    """Test that the two evaluations of a step, at θ and at θ + δ close by, are those of one function of the weights.
 
     Its loss changes by ½(g(θ) + g(θ + δ))·δ, but for the third order.
     """
@@ -69,17 +69,19 @@ class OneLoss:
     def __init__(self) -> None:
         self.steps, self.share = 0, 0.0
 
-    def compare(self, sampler: Any, loss: Any, other: Any, along: float) -> None:
-        """Take one more step: the losses at both ends (or None, which says nothing), and ½(g(θ) + g(θ + δ))·δ.
+    def compare(self, sampler: Any, start_loss: Any, end_loss: Any, along: float) -> None:
+        """Take in one more step: the losses at both ends (or None, which says nothing), and ½(g(θ) + g(θ + δ))·δ.
 
         Raises:
             ValueError: the losses of the last steps do not change as their gradients say.
         """
-        if loss is None or other is None:
+        if start_loss is None or end_loss is None:
             return
         group = sampler.param_groups[0]
         scale = as_number(group["num_data"]) / (as_number(group["temperature"]) or 1.0)
-        start, end, gain = (scale * torch.as_tensor(x).detach().double().sum().cpu() for x in (loss, other, -along))
+        start, end, gain = (
+            scale * torch.as_tensor(x).detach().double().sum().cpu() for x in (start_loss, end_loss, -along)
+        )
         self.steps += 1
         self.share += (unexplained(end - start, gain, end).item() - self.share) / min(self.steps, MEMORY)
         if self.steps >= MEMORY and self.share > 0.9:
@@ -99,25 +101,25 @@ class KnownLoss:
     """
 
     def __init__(self, sampler: Any, loss: Tensor, values: dict[Tensor, Tensor]):
-        self.loss, self.values, self.rest = loss.detach().double().cpu(), values, _rest(sampler, values)
+        self.loss, self.values, self.surroundings = loss.detach().double().cpu(), values, _surroundings(sampler, values)
 
     def belies(self, sampler: Any, loss: Tensor) -> tuple[float, float] | None:
-        """The two losses (of the first such chain) if ``loss`` is another one though nothing has changed; or None."""
-        if _rest(sampler, self.values) != self.rest:
+        """Return both losses (of the first such chain) if ``loss`` differs though nothing has changed; else None."""
+        if _surroundings(sampler, self.values) != self.surroundings:
             return None
         if not all(torch.equal(p, value) for p, value in self.values.items()):
             return None
         now = loss.detach().double().cpu()
         group = sampler.param_groups[0]
         scale = as_number(group["num_data"]) / as_number(group["temperature"])
-        if now.shape != self.loss.shape or not (other := differ(scale * now, scale * self.loss)).any():
+        if now.shape != self.loss.shape or not (differs := differ(scale * now, scale * self.loss)).any():
             return None
-        first = int(other.reshape(-1).nonzero()[0])
+        first = int(differs.reshape(-1).nonzero()[0])
         return self.loss.reshape(-1)[first].item(), now.reshape(-1)[first].item()
 
 
-def _rest(sampler: Any, values: dict[Tensor, Tensor]) -> list[Any]:
-    """What a loss may depend on beside the sampled values, as far as a sampler can see it."""
+def _surroundings(sampler: Any, values: dict[Tensor, Tensor]) -> list[Any]:
+    """Everything that a loss may depend on beside the sampled values, as far as a sampler can see it."""
     keys = ("num_data", "temperature", "prior_precision")
     numbers = [as_number(group[key]) for group in sampler.param_groups for key in keys]
     others: Sequence[Tensor] = [p for group in sampler.param_groups for p in group["params"] if p not in values]

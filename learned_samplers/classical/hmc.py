@@ -17,12 +17,14 @@ from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.settings import setting
 from learned_samplers.base.step import Evaluation, GroupInputs, as_loss, chains_of
 from learned_samplers.base.warning import warn
+from learned_samplers.classical import tally as tallies
 from learned_samplers.classical.full_data import LIKELY, KnownLoss
 
 #: Each trajectory's ε is multiplied by a uniform number in [1 − JITTER, 1 + JITTER]: it then closes on itself nowhere.
 JITTER = 0.2
 #: Proposals of a chain, none of them accepted, after which it is told.
 STUCK = 20
+_NEW_TALLY = {"proposed": 0.0, "accepted": 0.0, "divergent": 0, "error": 0.0, "log_scale": 0.0, "average": 0.0}
 
 
 class HMC(Sampler):
@@ -98,24 +100,22 @@ class HMC(Sampler):
     def _begin(self) -> None:
         super()._begin()
         #: The loss where the last step has left the chain; None where it is not known.
-        self._known: KnownLoss | None = None
+        self._known_loss: KnownLoss | None = None
 
     def start(self, params: Any, defaults: dict[str, Any]) -> None:
         super().start(params, defaults)
         # Plain numbers in the first group, so that they are saved and resumed with it.
-        counts = {"proposed": 0.0, "accepted": 0.0, "divergent": 0}
-        averaging = {"error": 0.0, "log_scale": 0.0, "average": 0.0, "lr_factor": 1.0}
-        self.param_groups[0].setdefault("tally", counts | averaging)
+        self.param_groups[0].setdefault("tally", _NEW_TALLY | {"lr_factor": 1.0})
 
     @property
     def is_sampling(self) -> bool:
-        """Whether the last step reached a sample: False while the step size is adapted."""
+        """Tell whether the last step reached a sample: False while the step size is adapted."""
         return self.step_count > self.param_groups[0]["adapt_steps"] and super().is_sampling
 
     # ---------------------------------------------------------------- one trajectory
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
-        """Run a trajectory and its Metropolis test; each group's ``prepared`` is the next state of the chain."""
+        """Run a trajectory and its Metropolis test; each group's ``prepared`` is the next state and the next tally."""
         evaluation = super().evaluate(closure)
         assert closure is not None
         params = [p for inputs in evaluation.groups for p in inputs.params]
@@ -134,23 +134,26 @@ class HMC(Sampler):
                 divergent = ~after.isfinite()
                 probability = torch.where(divergent, 0.0, ((before - after) / temperature).exp().clamp(max=1.0))
                 accept = self._uniform(probability) < probability
-                for inputs in evaluation.groups:
-                    inputs.prepared = [torch.where(_along(accept, p), p, start[p]) for p in inputs.params]
+                ends = {p: torch.where(_along(accept, p), p, start[p]) for p in params}
             finally:  # `advance` moves, nothing else
                 with putting_back(self):
                     for p, value in start.items():
                         p.copy_(value)
             evaluation.loss = torch.where(accept.to(loss.device), end_loss, loss)
-            ends = {p: value for g in evaluation.groups for p, value in zip(g.params, g.prepared, strict=True)}
-            known = KnownLoss(self, evaluation.loss, ends)
-            self._record(probability, accept, divergent)
-        self._known = known
+            end_of_step = KnownLoss(self, evaluation.loss, ends)
+            tally = self._tally_after(probability, accept, divergent)
+            for inputs in evaluation.groups:
+                inputs.prepared = ends, tally
+        self._known_loss = end_of_step
         return evaluation
 
     def _refuse_random(self, loss: Tensor) -> None:
         """Raise ValueError if the loss where the last step has ended is not what it was then."""
-        known, self._known = self._known, None  # its copy of the weights goes before the trajectory needs as much
-        if known is not None and (losses := known.belies(self, loss)):
+        known_loss, self._known_loss = (
+            self._known_loss,
+            None,
+        )  # its copy of the weights goes before the trajectory needs as much
+        if known_loss is not None and (losses := known_loss.belies(self, loss)):
             before, now = losses
             raise ValueError(
                 f"the closure is not deterministic: it returned {before:.6g} and then {now:.6g} for the same "
@@ -160,15 +163,22 @@ class HMC(Sampler):
 
     def target_changed(self) -> None:
         """Say that what the closure computes has been changed on purpose since the last step (data, a Gibbs draw)."""
-        self._known = None
+        self._known_loss = None
+
+    def validate_saved(self, saved: dict[str, Any]) -> None:
+        super().validate_saved(saved)
+        tallies.validate_saved(saved, _NEW_TALLY)
 
     def _loaded(self) -> None:
         super()._loaded()
-        self._known = None
+        self._known_loss = None
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
-        for p, value in zip(inputs.params, inputs.prepared, strict=True):
-            p.copy_(value)
+        ends, tally = inputs.prepared
+        if group is self.param_groups[0]:  # here, not in `evaluate`: it belongs to the update if the step is broken off
+            group["tally"] = tally
+        for p in inputs.params:
+            p.copy_(ends[p])
 
     def _trajectory(self, closure, groups, momentum, chains, scale) -> tuple[Tensor, Tensor]:
         def kick_all(share: float) -> None:
@@ -213,21 +223,21 @@ class HMC(Sampler):
 
     # ---------------------------------------------------------------- acceptance and adaptation
 
-    def _record(self, probability: Tensor, accept: Tensor, divergent: Tensor) -> None:
+    def _tally_after(self, probability: Tensor, accept: Tensor, divergent: Tensor) -> dict[str, Any]:
+        """Return the tally with one more step in it."""
         group = self.param_groups[0]
         tally = dict(group["tally"])  # a state dict taken before keeps its own
         if group["step"] >= group["adapt_steps"]:
             tally["proposed"] += accept.numel()
             tally["accepted"] += accept.sum().item()
             tally["divergent"] += int(divergent.sum().item())
-            group["tally"] = tally
             if tally["proposed"] == STUCK * accept.numel() and not tally["accepted"]:
                 lr = as_number(group["lr"]) * self.lr_factor
                 warn(
                     f"HMC has rejected all of its first {STUCK} proposals, so its samples are copies of one state: "
                     f"take a smaller lr than {lr:.3g}, or adapt_steps=200"
                 )
-            return
+            return tally
         # Dual averaging on log ε relative to the first ε, with Hoffman and Gelman's constants.
         m = group["step"] + 1
         weight = 1 / (m + 10)
@@ -239,7 +249,7 @@ class HMC(Sampler):
             tally["log_scale"] = tally["average"]
         # (A state of version 0.2 has its factor in lr already, and none in the tally.)
         tally["lr_factor"] = self.lr_factor * math.exp(2 * (tally["log_scale"] - old))
-        group["tally"] = tally
+        return tally
 
     @property
     def lr_factor(self) -> float:

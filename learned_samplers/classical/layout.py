@@ -21,12 +21,12 @@ class Layout:
 
     def __init__(self, params: Sequence[Tensor], batch_axes: int = 0) -> None:
         self.params, self.axes = list(params), batch_axes
-        kinds = {(p.dtype, p.device) for p in params}
-        whole = BLOCK_ON_CPU >> 3 if params[0].is_cpu else None
-        self.slices = list(blocks(self.params, whole if len(kinds) == 1 else 1))
+        places = {(p.dtype, p.device) for p in params}
+        limit = BLOCK_ON_CPU >> 3 if params[0].is_cpu else None
+        self.slices = list(blocks(self.params, limit if len(places) == 1 else 1))
 
     def laid(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """One tensor (chains..., weights) a block."""
+        """Return one tensor (chains..., weights) a block."""
         flat = [x.reshape(*x.shape[: self.axes], -1) for x in tensors]
         return [torch.cat(flat[s], -1) if s.stop - s.start > 1 else flat[s.start] for s in self.slices]
 
@@ -39,9 +39,9 @@ class Layout:
 
     def apart(self, laid: Sequence[Tensor]) -> list[Tensor]:
         """The tensors in what `laid` gave, in the shapes of the parameters."""
-        found: list[Tensor] = []
+        tensors: list[Tensor] = []
         for block, s in zip(laid, self.slices, strict=True):
             sizes = [math.prod(p.shape[self.axes :]) for p in self.params[s]]
             pieces = zip(block.split(sizes, -1), self.params[s], strict=True)
-            found += [piece.reshape(p.shape) for piece, p in pieces]
-        return found
+            tensors += [piece.reshape(p.shape) for piece, p in pieces]
+        return tensors

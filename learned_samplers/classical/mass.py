@@ -1,4 +1,4 @@
-"""The masses of `AdaptedSGHMC`: measured on gradients, then frozen, each keeps the law as it changes coordinates."""
+"""The mass of `AdaptedSGHMC`: measured on gradients, then frozen; any frozen one keeps the law."""
 
 from __future__ import annotations
 
@@ -8,12 +8,31 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from learned_samplers.base import matrices
+from learned_samplers.base import matrices, sharding
+from learned_samplers.base.guards.side_by_side import is_stacked
 from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations
 from learned_samplers.base.segments import matrix_sides
 
-# Of its Frobenius norm: what is added to a covariance, so that a direction without gradients has a finite step.
+#: Gradients that the exploration counts as when settling begins: at its end they may be nearly zero.
+REMEMBERED = 20
+# Added to a covariance, times its Frobenius norm, so that a direction without gradients has a finite step.
 _RIDGE = 1e-6
+
+
+def weight_of_gradient(step: Any, decay: float, settled: Any = None) -> Any:
+    """Weight of the gradient of step t in a mass: Adam's (1−β)/(1−βᵗ), or 1/(s+20) where that is more.
+
+    Args:
+        step: t, from 1: an integer, or in double precision a tensor, for 1 − βᵗ is a small difference.
+        decay: β.
+        settled: s, the number of gradients since settling began; None while another optimizer explores, or none did.
+    """
+    weight = (1 - decay) / (1 - decay**step)
+    if settled is None:
+        return weight
+    weight_while_settling = 1 / (settled + REMEMBERED)
+    larger = torch.maximum if isinstance(weight_while_settling, Tensor) else max
+    return larger(weight, weight_while_settling)
 
 
 class Mass(Protocol):
@@ -22,25 +41,34 @@ class Mass(Protocol):
     Its state is one tensor a parameter.
     """
 
-    #: Steps after which `freeze` renews the states that it says are `kept`, while they are measured; 0 for none.
+    #: Steps after which `freeze` renews the states that hold S (`holds_root`) while they are measured; 0 for none.
     renewed_every: int
+
+    def refuse(self, tensors: list[Tensor]) -> None:
+        """Raise TypeError if it cannot be the mass of one of these parameters."""
 
     def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the state of a parameter."""
 
+    def is_possible(self, state: Tensor) -> bool:
+        """Tell whether a saved state is one that measuring or freezing can have given: no square is negative."""
+
     def begin(self, state: Tensor, gradient: Tensor) -> None:
-        """Let a fresh state be in place, as if all steps before had had this gradient: a parameter was added later."""
+        """Bring a fresh state in place to where it were if all steps before had had this gradient.
 
-    def measure(self, state: Any, gradient: Any, rate: Any, ops: Operations) -> Any:
-        """The state after another gradient of the mean loss, whose weight is ``rate``."""
+        For a parameter that joins later.
+        """
 
-    def kept(self, state: Tensor) -> bool:
-        """Whether a state that is still measured holds what `apply` takes: it is too dear to make in each step."""
+    def measure(self, state: Any, gradient: Any, weight: Any, ops: Operations) -> Any:
+        """Return the state after another gradient of the mean loss, whose share is ``weight``."""
 
-    def freeze(self, state: Any, ops: Operations, *, momentum_decay: Any, floor: Any, moment: bool = False) -> Any:
-        """What `apply` takes, made of what was measured: of the state's shape, new tensors.
+    def holds_root(self, state: Tensor) -> bool:
+        """Tell whether a state holds S beside what is measured, because S is too dear to make in each step."""
 
-        Of the ``moment``: a state that is kept is left as it is.
+    def freeze(self, state: Any, ops: Operations, *, momentum_decay: Any, floor: Any, renew: bool = True) -> Any:
+        """Make of a measured state what `apply` takes: new tensors of the state's shape.
+
+        Without ``renew`` a state that holds S is left as it is.
         """
 
     def apply(self, x: Any, frozen: Any, ops: Operations) -> Any:
@@ -55,17 +83,23 @@ class DiagonalMass:
     def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(shape)
 
+    def refuse(self, tensors: list[Tensor]) -> None:
+        pass
+
+    def is_possible(self, state: Tensor) -> bool:
+        return not bool((state < 0).any())
+
     def begin(self, state: Tensor, gradient: Tensor) -> None:
         # The mean over the tensor: of few gradients v̂ would let single weights fly away.
         state.add_(gradient.square().mean())
 
-    def measure(self, state: Any, gradient: Any, rate: Any, ops: Operations) -> Any:
-        return ops.add_product(ops.scale(state, 1 - rate), gradient, gradient, rate)
+    def measure(self, state: Any, gradient: Any, weight: Any, ops: Operations) -> Any:
+        return ops.add_product(ops.scale(state, 1 - weight), gradient, gradient, weight)
 
-    def kept(self, state: Tensor) -> bool:
+    def holds_root(self, state: Tensor) -> bool:
         return False
 
-    def freeze(self, state: Any, ops: Operations, *, momentum_decay: Any, floor: Any, moment: bool = False) -> Any:
+    def freeze(self, state: Any, ops: Operations, *, momentum_decay: Any, floor: Any, renew: bool = True) -> Any:
         return ops.map(lambda scale: (momentum_decay / (scale + floor)) ** 0.5, ops.sqrt(state))
 
     def apply(self, x: Any, frozen: Any, ops: Operations) -> Any:
@@ -88,8 +122,21 @@ class MatrixMass:
     _diagonal = DiagonalMass()
 
     def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        found = matrices.state_shape(shape)
-        return found if len(found) == 4 else (math.prod(shape),)
+        blocks = matrices.state_shape(shape)
+        return blocks if len(blocks) == 4 else (math.prod(shape),)
+
+    def refuse(self, tensors: list[Tensor]) -> None:
+        if any(map(sharding.is_sharded, tensors)):
+            raise TypeError("a mass of 'matrix' cannot sample sharded parameters: take mass='diagonal'")
+        if any(map(is_stacked, tensors)):
+            raise TypeError(
+                "AdaptedSGHMC cannot have mass='matrix' for chains that are stacked in one tensor, whose matrix it "
+                "would share among them: take Chains(..., separate=True)"
+            )
+
+    def is_possible(self, state: Tensor) -> bool:
+        squares = state.diagonal(dim1=-2, dim2=-1) if _of_matrix(state) else state
+        return not bool((squares < 0).any())
 
     def begin(self, state: Tensor, gradient: Tensor) -> None:
         if _of_matrix(state):
@@ -97,31 +144,31 @@ class MatrixMass:
         else:
             self._diagonal.begin(state, gradient)
 
-    def measure(self, state: Any, gradient: Any, rate: Any, ops: Operations) -> Any:
+    def measure(self, state: Any, gradient: Any, weight: Any, ops: Operations) -> Any:
         if isinstance(state, Tensor):
-            return self._measured([state.clone() if ops is FUNCTIONAL else state], [gradient], rate)[0]
-        return self._measured(state, gradient, rate)
+            return self._measured([state.clone() if ops is FUNCTIONAL else state], [gradient], weight)[0]
+        return self._measured(state, gradient, weight)
 
-    def _measured(self, state: list[Tensor], gradient: list[Tensor], rate: Any) -> list[Tensor]:
-        known, rest = _sorted(state)
-        gradients = [gradient[i].reshape(matrix_sides(gradient[i].shape)).to(state[i].dtype) for i in known]
-        for places, covariances in matrices.covariances_of([state[i] for i in known], gradients):
-            rows = gradients[places[0]].shape[0]
-            kept = [state[known[i]][0] for i in places]
-            FOREACH.add(kept, FOREACH.scale(torch._foreach_sub(FOREACH.scale(covariances, 1 / rows), kept), rate))
-        if rest:
-            flat = [gradient[i].flatten() for i in rest]
-            self._diagonal.measure([state[i] for i in rest], flat, rate, FOREACH)
-        return state
+    def _measured(self, states: list[Tensor], gradients: list[Tensor], weight: Any) -> list[Tensor]:
+        of_matrices, others = _places(states)
+        rows = [gradients[i].reshape(matrix_sides(gradients[i].shape)).to(states[i].dtype) for i in of_matrices]
+        for places, covariances in matrices.covariances_of([states[i] for i in of_matrices], rows):
+            averages = [states[of_matrices[i]][0] for i in places]
+            targets = FOREACH.scale(covariances, 1 / rows[places[0]].shape[0])
+            FOREACH.add(averages, FOREACH.scale(torch._foreach_sub(targets, averages), weight))
+        if others:
+            flat = [gradients[i].flatten() for i in others]
+            self._diagonal.measure([states[i] for i in others], flat, weight, FOREACH)
+        return states
 
-    def kept(self, state: Tensor) -> bool:
+    def holds_root(self, state: Tensor) -> bool:
         return _of_matrix(state)
 
-    def freeze(self, state: Any, ops: Operations, *, momentum_decay: Any, floor: Any, moment: bool = False) -> Any:
+    def freeze(self, state: Any, ops: Operations, *, momentum_decay: Any, floor: Any, renew: bool = True) -> Any:
         def frozen(state: Tensor) -> Tensor:
             if not _of_matrix(state):
                 return self._diagonal.freeze(state, FUNCTIONAL, momentum_decay=momentum_decay, floor=floor)
-            if moment:
+            if not renew:
                 return state
             values, vectors = _eigen(state[0])
             roots = (momentum_decay / (values.sqrt() + floor)) ** 0.5
@@ -133,35 +180,46 @@ class MatrixMass:
         return self._applied([x], [frozen])[0] if isinstance(x, Tensor) else self._applied(x, frozen)
 
     def _applied(self, x: list[Tensor], frozen: list[Tensor]) -> list[Tensor]:
-        known, rest = _sorted(frozen)
-        found = list(x)
-        shapes = [(x[i].shape, frozen[i].shape) for i in known]
-        for places in matrices.together([x[i] for i in known], shapes):
-            chosen = [known[i] for i in places]
-            root, one = [frozen[i][1].to(x[i].dtype) for i in chosen], len(chosen) == 1
-            both = (x[chosen[0]], root[0]) if one else (torch.stack([x[i] for i in chosen]), torch.stack(root))
-            made = _times(*both, matrix_sides(x[chosen[0]].shape))
-            for i, each in zip(chosen, [made] if one else made.unbind(), strict=True):
-                found[i] = each.reshape(x[i].shape)
-        if rest:
-            factors = [frozen[i].view(x[i].shape) for i in rest]
-            for i, each in zip(rest, torch._foreach_mul([x[i] for i in rest], factors), strict=True):
-                found[i] = each
-        return found
+        of_matrices, others = _places(frozen)
+        products = list(x)
+        shapes = [(x[i].shape, frozen[i].shape) for i in of_matrices]
+        for positions in matrices.together([x[i] for i in of_matrices], shapes):
+            places = [of_matrices[i] for i in positions]
+            roots = [frozen[i][1].to(x[i].dtype) for i in places]
+            sides = matrix_sides(x[places[0]].shape)
+            if len(places) == 1:
+                results = [_times(x[places[0]], roots[0], sides)]
+            else:
+                results = list(_times(torch.stack([x[i] for i in places]), torch.stack(roots), sides).unbind())
+            for i, result in zip(places, results, strict=True):
+                products[i] = result.reshape(x[i].shape)
+        if others:
+            factors = [frozen[i].view(x[i].shape) for i in others]
+            for i, product in zip(others, torch._foreach_mul([x[i] for i in others], factors), strict=True):
+                products[i] = product
+        return products
 
 
 MASSES: dict[str, Mass] = {"diagonal": DiagonalMass(), "matrix": MatrixMass()}
 
 
+def freeze_(mass: Mass, states: list[Tensor], *, momentum_decay: Any, floor: Any) -> None:
+    """Freeze states in place, or renew the S that they hold while they are measured."""
+    for state in states:
+        frozen = mass.freeze(state, FUNCTIONAL, momentum_decay=momentum_decay, floor=floor)
+        # Not 0 where a gradient overflows, or the chain would stand still: what is not finite stays so.
+        state.copy_(torch.where(state.isfinite(), frozen, state))
+
+
 def _of_matrix(state: Tensor) -> bool:
-    """Whether a state of `MatrixMass` is that of a matrix."""
+    """Tell whether a state of `MatrixMass` is that of a matrix."""
     return state.dim() == 4
 
 
-def _sorted(states: list[Tensor]) -> tuple[list[int], list[int]]:
-    """The places of the matrices, and those of the others."""
-    found = [i for i, state in enumerate(states) if _of_matrix(state)]
-    return found, [i for i, state in enumerate(states) if not _of_matrix(state)]
+def _places(states: list[Tensor]) -> tuple[list[int], list[int]]:
+    """Return the indices of the states of matrices, and those of the others."""
+    of_matrices = [i for i, state in enumerate(states) if _of_matrix(state)]
+    return of_matrices, [i for i, state in enumerate(states) if not _of_matrix(state)]
 
 
 def _times(x: Tensor, root: Tensor, sides: tuple[int, int]) -> Tensor:
@@ -173,10 +231,14 @@ def _times(x: Tensor, root: Tensor, sides: tuple[int, int]) -> Tensor:
 
 def _eigen(covariance: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors of R̂ + 10⁻⁶·‖R̂‖, in single precision at least."""
-    # What is not finite stays so in the mass (`AdaptedSGHMC`), and must not stop the decomposition of others.
+    # What is not finite stays so in the mass (`freeze_`), and must not stop the decomposition of others.
     finite = covariance.to(torch.promote_types(covariance.dtype, torch.float32)).nan_to_num(0.0, 0.0, 0.0)
-    ridge = _RIDGE * torch.linalg.matrix_norm(finite, keepdim=True)
+    # In units of a power of two, which is exact: squares of large entries would overflow.
+    largest = finite.abs().amax((-2, -1), keepdim=True)
+    unit = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)
+    scaled = finite / unit
+    ridge = _RIDGE * torch.linalg.matrix_norm(scaled, keepdim=True)
     # The ridge first: with inputs that are always zero the decomposition may not converge in single precision.
-    ridged = finite + ridge * torch.eye(finite.shape[-1], dtype=finite.dtype, device=finite.device)
+    ridged = scaled + ridge * torch.eye(scaled.shape[-1], dtype=scaled.dtype, device=scaled.device)
     values, vectors = matrices.eigen(ridged)
-    return torch.maximum(values, ridge[..., 0]), vectors
+    return torch.maximum(values, ridge[..., 0]) * unit[..., 0], vectors

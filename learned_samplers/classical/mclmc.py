@@ -16,6 +16,7 @@ from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.settings import choice, setting
 from learned_samplers.base.step import Evaluation, GroupInputs, as_loss, chains_of
 from learned_samplers.classical import mclmc_energy as energy_errors
+from learned_samplers.classical import tally as tallies
 from learned_samplers.classical.full_data import LIKELY
 from learned_samplers.classical.layout import Layout
 
@@ -137,7 +138,7 @@ def inner_product(x: Tensors, y: Tensors, batch_axes: int = 0) -> Tensor:
 
 
 def per_chain(scalar: Tensor, like: Tensor) -> Tensor:
-    """One number a chain, in the shape and dtype in which it multiplies a tensor of the chains."""
+    """Return one number a chain, in the shape and dtype in which it multiplies a tensor of the chains."""
     return scalar.to(like).reshape(scalar.shape + (1,) * (like.dim() - scalar.dim()))
 
 
@@ -207,6 +208,7 @@ class MCLMC(Sampler):
     half_precision = False
     group_keys = ("tally",)
     takes_prior_mean = False
+    non_negative = ("noise_square",)
     hyperparameters = ("num_data", "temperature", "prior_precision", "momentum_decay")
     rule = staticmethod(mclmc_rule)
 
@@ -214,18 +216,18 @@ class MCLMC(Sampler):
         super().start(params, defaults)
         self.param_groups[0].setdefault("tally", energy_errors.new_tally())
 
-    def _common(self, key: str) -> Any:
-        """What all groups have in common; a group may have been given it, where the sampler was not."""
-        return self.param_groups[0][key]
-
     @property
     def badge(self) -> str:  # type: ignore[override]
-        return "O(h)" if self._common("preconditioner") == "none" else "heuristic"
+        return "O(h)" if self.param_groups[0]["preconditioner"] == "none" else "heuristic"
 
     @property
     def state_names(self) -> tuple[str, ...]:  # type: ignore[override]
-        more = () if self._common("preconditioner") == "none" else ("mean_gradient", "noise_square")
+        more = () if self.param_groups[0]["preconditioner"] == "none" else ("mean_gradient", "noise_square")
         return ("direction", *more)
+
+    def validate_saved(self, saved: dict[str, Any]) -> None:
+        super().validate_saved(saved)
+        tallies.validate_saved(saved, energy_errors.new_tally())
 
     def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
         """A direction that is uniform on the sphere once it is normalised; the mean gradient starts at the first."""
@@ -236,7 +238,7 @@ class MCLMC(Sampler):
     # ---------------------------------------------------------------- the step
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
-        """Compute the whole step; each group's ``prepared`` holds its new parameters and state."""
+        """Compute the whole step; each group's ``prepared`` holds its new parameters and state, and the next tally."""
         evaluation = super().evaluate(closure)
         loss = as_loss(evaluation.loss)
         params = [p for inputs in evaluation.groups for p in inputs.params]
@@ -270,28 +272,20 @@ class MCLMC(Sampler):
         start = layout.laid(params)
         moved, state["direction"], growth = mclmc_rule(start, gradients, noise, state["direction"], step_size, **hyper)
         first, potential = self.param_groups[0], self._potential(loss, params, batch_axes)
-        first["tally"] = energy_errors.complete(first["tally"], potential, growth, size)
+        tally = energy_errors.complete(first["tally"], potential, growth, size)
         if self.badge != "heuristic":
-            self._refuse_random()
+            _refuse_random(tally)
         after = iter(zip(*map(layout.apart, (moved, *(state[name] for name in self.state_names))), strict=True))
         for inputs in evaluation.groups:
-            inputs.prepared = [next(after) for _ in inputs.params]
-
-    def _refuse_random(self) -> None:
-        """Raise ValueError if the losses of the last steps do not change as their gradients say."""
-        tally = self.param_groups[0]["tally"]
-        if energy_errors.is_random(tally):
-            raise ValueError(
-                f"the closure is not deterministic: over the last steps {100 * tally['unexplained']:.0f} % of what "
-                f"U/T changed by was not along its gradients, and MCLMC has no law then. Most likely {LIKELY}; for "
-                "minibatches take preconditioner= (heuristic). If it is deterministic, lr is far too large. Nothing "
-                "was changed"
-            )
+            inputs.prepared = [next(after) for _ in inputs.params], tally
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
+        values, tally = inputs.prepared
+        if group is self.param_groups[0]:  # here, not in `evaluate`: it belongs to the update if the step is broken off
+            group["tally"] = tally
         if not inputs.params:
             return
-        moved, *states = zip(*inputs.prepared, strict=True)
+        moved, *states = zip(*values, strict=True)
         for name, values in zip(self.state_names, states, strict=True):
             for p in inputs.params:
                 if name not in self.state[p]:
@@ -305,15 +299,15 @@ class MCLMC(Sampler):
         What joins a chain that moves already begins with the mean noise of the others.
         """
         kept = [self.state.get(p, {}).get(name) for _, p in members]
-        known = [x for x in kept if x is not None]
+        present = [x for x in kept if x is not None]
         values = [
             self.initial_state(group, p, name) if x is None else x for x, (group, p) in zip(kept, members, strict=True)
         ]
-        if not known or len(known) == len(values) or name == "mean_gradient":
+        if not present or len(present) == len(values) or name == "mean_gradient":
             return values
         if name == "direction":
             return joined(kept, values, size)
-        mean = sum(x.sum().item() for x in known) / sum(x.numel() for x in known)
+        mean = sum(x.sum().item() for x in present) / sum(x.numel() for x in present)
         return [v + mean if x is None else v for x, v in zip(kept, values, strict=True)]
 
     def _potential(self, loss: Tensor, params: list[Tensor], batch_axes: int) -> Tensor:
@@ -338,3 +332,13 @@ class MCLMC(Sampler):
         """Mean of ΔE²/d over the steps so far, one a chain; nan before the first."""
         tally = self.param_groups[0]["tally"]
         return self._one_a_chain(tally["squares"]) / max(1, tally["count"] * tally["size"])
+
+
+def _refuse_random(tally: energy_errors.Tally) -> None:
+    """Raise ValueError if the losses of the last steps do not change as their gradients say."""
+    if energy_errors.is_random(tally):
+        raise ValueError(
+            f"the closure is not deterministic: over the last steps {100 * tally['unexplained']:.0f} % of what U/T "
+            f"changed by was not along its gradients, and MCLMC has no law then. Most likely {LIKELY}; for minibatches "
+            "take preconditioner= (heuristic). If it is deterministic, lr is far too large. Nothing was changed"
+        )

@@ -54,5 +54,5 @@ def _explain(tally: Tally, change: Tensor, gain: Tensor, potential: Tensor) -> T
 
 
 def is_random(tally: Tally) -> bool:
-    """Whether the energies at both ends of the steps do not belong to one function of the weights."""
+    """Tell whether the energies at both ends of the steps do not belong to one function of the weights."""
     return tally.get("compared", 0) >= MEMORY and tally["unexplained"] > 0.5

@@ -33,7 +33,7 @@ def psgld_rule(
     curvature: Any = None,
     ops: Operations = FUNCTIONAL,
 ) -> tuple[Any, Any]:
-    """One step of `PSGLD` as a pure function, with any leading batch axes.
+    """Update of `PSGLD` as a pure function, with any leading batch axes.
 
     V ← dV + (1−d)ĝ²;  G = 1/(eps + √V);  θ ← θ − lr·G·ĝ + (lr·T/N)·Γ + √(2·lr·T/N·G)·ξ.
 
@@ -105,6 +105,7 @@ class PSGLD(Sampler):
     badge = "heuristic"
     side_by_side = ("stacked", "separate")
     state_names = ("second_moment",)
+    non_negative = ("second_moment",)
     rule = staticmethod(psgld_rule)
 
     def _begin(self) -> None:
@@ -137,7 +138,7 @@ class PSGLD(Sampler):
         return not self._probes()
 
     def _probes(self) -> bool:
-        """Whether any group has the probe, or one that joins."""
+        """Tell whether any group has the probe, or one that joins."""
         return any(group["correction"] == "probe" for group in (*self.param_groups, *self._joining))
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:

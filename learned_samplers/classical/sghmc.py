@@ -21,7 +21,7 @@ def sghmc_rule(
     momentum_decay: Any,
     ops: Operations = FUNCTIONAL,
 ) -> tuple[Any, Any]:
-    """One step of `SGHMC` as a pure function, with any leading batch axes.
+    """Update of `SGHMC` as a pure function, with any leading batch axes.
 
     r ← (1−a)·r − ε·(N·g + λθ) + √(2aT)·ξ;  θ ← θ + ε·r, with ε = √(lr/N).
     """

@@ -21,7 +21,7 @@ def sgld_rule(
     prior_precision: Any,
     ops: Operations = FUNCTIONAL,
 ) -> tuple[Any]:
-    """One step of `SGLD` as a pure function, with any leading batch axes.
+    """Update of `SGLD` as a pure function, with any leading batch axes.
 
     θ ← θ − (lr/N)·(N·g + λθ) + √(2·lr·T/N)·ξ, all tensors of one shape.
     """

@@ -48,7 +48,7 @@ def sglrw_rule(
     prior_precision: Any,
     ops: Operations = FUNCTIONAL,
 ) -> tuple[Any]:
-    """One step of `SGLRW` as a pure function, with any leading batch axes.
+    """Update of `SGLRW` as a pure function, with any leading batch axes.
 
     θ ← θ ± δ, δ = √(2·lr·T/N), P(+) = ½(1 + clip(−(lr/N)(N·g + λθ)/δ, −1, 1)), each coordinate by itself.
     """

@@ -30,7 +30,7 @@ def sgnht_rule(
     thermostat_rate: Any,
     ops: Operations = FUNCTIONAL,
 ) -> tuple[Any, Any, Any]:
-    """One step of `SGNHT` as a pure function, with any leading batch axes.
+    """Update of `SGNHT` as a pure function, with any leading batch axes.
 
     r ← (1−ζ)r − ε(Ng + λθ) + √(2aT)ξ;  θ ← θ + εr;  ζ ← min(1, ζ + κ((1−ζ/2)·mean r² − T)).
 
@@ -104,6 +104,9 @@ class SGNHT(MomentumSampler):
         if name == "thermostat":
             return p.new_full(self.state_shape(name, p), validation.number("momentum_decay", group["momentum_decay"]))
         return super().initial_state(group, p, name)
+
+    def is_possible_state(self, group: dict[str, Any], name: str, state: Tensor) -> bool:
+        return name != "thermostat" or not bool((state > MAX_FRICTION).any())
 
     def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
         return (1,) * p.dim() if name == "thermostat" else super().state_shape(name, p)

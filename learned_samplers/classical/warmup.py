@@ -1,152 +1,359 @@
-"""The optimizer that explores for `AdaptedSGHMC`: made of its groups, stepped and saved with it."""
+"""The warm-up of `AdaptedSGHMC`: another optimizer explores, the chain settles, and then it samples; and for how long.
+
+Where a budget and a prior alone are given, `planned` has the defaults, which a person chose. `WarmedUpSampler` keeps
+the phases of a chain, in cycles where these are wanted.
+"""
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from learned_samplers.base.guards.precision import MASTER
-from learned_samplers.base.sampler import Sampler
-from learned_samplers.base.step import GroupInputs
+from learned_samplers.base import validation
+from learned_samplers.base.sampler import MomentumSampler, Sampler
+from learned_samplers.base.settings import setting
+from learned_samplers.base.step import Evaluation, GroupInputs
+from learned_samplers.classical.cycles import cycle_of, done_in_cycle, position_in_cycle
+from learned_samplers.classical.explorer import Explorer, MakeOptimizer
+from learned_samplers.classical.mass import MASSES
+from learned_samplers.classical.whitened import WhitenedSGHMC
 
-#: Makes an optimizer of parameter groups.
-MakeOptimizer = Callable[..., torch.optim.Optimizer]
+#: What explores where a budget alone is given.
+WARMUP = partial(WhitenedSGHMC, lr=0.002)
+#: The smallest budget: a mass of fewer than ten gradients says nothing, and is frozen for good.
+LEAST_BUDGET, LEAST_WARMUP = 13, 10
+#: Share of the warm-up in which the chain settles, by its mass: a diagonal one that was measured at a mode is too bold.
+SETTLING_SHARE = {"diagonal": 0.25, "matrix": 0.1}
 
-# What a sampler that explores is given, unless the caller has; it follows the groups' values at every step.
-_SHARED = ("num_data", "temperature", "prior_precision")
+
+# ------------------------------------------------------------------- how long, where a budget and a prior are given
 
 
-class WarmUp:
-    """An optimizer of a sampler's groups, which moves them until the sampler does.
+def warmup_of(run: int, num_data: float) -> int:
+    """W of a budget, or of a cycle: most of it where data are seen a few times, half of it where they are seen often.
+
+    A run of few epochs predicts by how well it fits, one of many by how many different samples it averages. How large
+    minibatches are is not known here; N/8 steps are eight epochs of 64.
+    """
+    validation.number_of_data(num_data)
+    return int(min(0.8 * run, max(0.5 * run, float(num_data) / 8, LEAST_WARMUP)))
+
+
+def rate_of(run: int | None, num_data: float | None, temperature: float) -> float:
+    """Learning rate of the chain for a budget of ``run`` steps, or a cycle of them; None is an unknown one.
+
+    Minibatches heat a chain in proportion to its rate. A short run gains by moving far, and one at T = 1 by mixing; a
+    cold one that sees the data four times and more shows the heat as doubt that is not there (N/16 steps are four
+    epochs of 64).
+    """
+    if run is None:
+        return 0.003
+    validation.number_of_data(num_data)
+    cold = validation.number("temperature", temperature) < 1
+    return 0.002 if cold and run > float(num_data) / 16 else 0.003  # type: ignore[arg-type]  # None is refused
+
+
+def thinning_of(total_steps: int, warmup_steps: int, cycle_length: int | None, num_samples: int) -> int:
+    """Return the most steps between samples with which the steps after each warm-up give ``num_samples`` or more."""
+    length = cycle_length or total_steps
+    cycles, remainder = divmod(total_steps, length)
+    phases = [length - warmup_steps] * cycles + [max(0, remainder - warmup_steps)]
+    if sum(phases) < num_samples:
+        raise ValueError(f"num_samples={num_samples} exceeds the {sum(phases)} steps in which it samples")
+    thinning = max(1, sum(phases) // num_samples)
+    while sum(steps // thinning for steps in phases) < num_samples:
+        thinning -= 1
+    return thinning
+
+
+def settling_of(settings: dict[str, Any]) -> float:
+    """S of a chain's settings: twice the steps that a weight without gradients takes to the prior's width."""
+    lr, temperature, prior = (
+        validation.number(name, settings[name]) for name in ("lr", "temperature", "prior_precision")
+    )
+    validation.one_of("mass", settings["mass"], MASSES)
+    validation.integer("warmup_steps", settings["warmup_steps"])
+    validation.positive("lr", lr)
+    validation.non_negative("temperature", temperature)
+    validation.non_negative("prior_precision", prior)
+    steps = 2 * (temperature / prior) ** 0.5 / lr if prior else 0.0
+    return max(SETTLING_SHARE[settings["mass"]], min(0.5, steps / settings["warmup_steps"]))
+
+
+def planned(settings: dict[str, Any], groups: list[dict[str, Any]], *, explores: bool) -> dict[str, Any]:
+    """Return ``warmup_steps``, ``lr``, ``mass`` and ``settling_share``, with defaults for those that are None.
 
     Args:
-        make: a class of samplers, a ``functools.partial`` of one, or any callable that makes an optimizer of groups.
-        groups: of the sampler.
+        settings: those of the sampler; ``total_steps`` is the budget, or None.
+        groups: parameter groups with settings of their own.
+        explores: whether another optimizer warms up.
+    """
+    cycle, steps, num_data = settings["cycle_length"], settings["warmup_steps"], settings["num_data"]
+    total_steps = settings["total_steps"]
+    name, run = ("total_steps", total_steps) if cycle is None else ("cycle_length", cycle)
+    if total_steps is not None:
+        validation.integer("total_steps", total_steps)
+    if steps is None:
+        if run is None:
+            raise ValueError("warmup_steps or total_steps must be given, got neither")
+        validation.integer(name, run, least=LEAST_BUDGET)
+        steps = warmup_of(run, num_data)
+    elif total_steps is not None:
+        validation.integer("warmup_steps", steps)
+        validation.integer(name, run)
+    if total_steps is not None and steps >= total_steps:
+        of = "" if cycle is None else f" of a cycle_length of {cycle}"
+        raise ValueError(f"total_steps must be more than warmup_steps={steps}{of}, got {total_steps}")
+    lr, mass, share = (settings[key] for key in ("lr", "mass", "settling_share"))
+    if lr is None:
+        lr = rate_of(None if total_steps is None else run, num_data, settings["temperature"])
+    if mass is None:
+        mass = "matrix" if explores else "diagonal"
+    plan = {"warmup_steps": steps, "lr": lr, "mass": mass}
+    if share is None:
+        chains = [{**settings, **plan, **group, "mass": mass} for group in groups] or [{**settings, **plan}]
+        share = max(map(settling_of, chains)) if explores else 0.0
+    return {**plan, "settling_share": share}
 
-    Raises:
-        TypeError, ValueError: what is made is no optimizer of these groups, or needs more than gradients.
+
+# ------------------------------------------------------------------- where in its warm-up, or cycle, a group is
+
+
+def position(group: dict[str, Any]) -> Any:
+    """Steps done since the chain, or its cycle, began."""
+    return position_in_cycle(group["step"], group.get("cycle_length"))
+
+
+def exploration(group: dict[str, Any]) -> int:
+    """Number of the ``warmup_steps`` in which the other optimizer moves; in those after it the chain settles."""
+    steps = group["warmup_steps"]
+    return max(min(steps, 1), steps - int(group["settling_share"] * steps))
+
+
+def _makes_optimizer(name: str, value: Any) -> None:
+    if not callable(value):
+        raise TypeError(f"{name} must be None or make an optimizer of parameter groups, got {value!r:.60}")
+
+
+class WarmedUpSampler(MomentumSampler):
+    """A sampler whose first ``warmup_steps`` W are no samples: another optimizer explores, then the chain settles.
+
+    With ``cycle_length`` all of it begins anew every so many steps, from the weights where it is. A subclass calls
+    `begin_phase` and then either `explore` or its own update in `advance`.
     """
 
-    def __init__(self, make: MakeOptimizer, groups: list[dict[str, Any]]):
-        made, own = (make.func, make.keywords) if isinstance(make, functools.partial) else (make, {})
-        self._is_sampler = isinstance(made, type) and issubclass(made, Sampler)
-        takes = getattr(made, "declared", {})
-        self._shared = tuple(name for name in _SHARED if name in takes and name not in own)
-        listed = [self._of_group(group) for group in groups]
-        self.optimizer = make(listed, **{name: listed[0][name] for name in self._shared})
-        _validate(self.optimizer, groups)
+    total_steps: int | None = setting(
+        default=None,
+        check=validation.integer,
+        optional=True,
+        of_sampler=True,
+        doc="the budget. It stands for the two next ones: `WhitenedSGHMC` explores, at lr 0.002, and W is four "
+        "fifths of it (of a cycle), but not more than N/8 steps, down to half of it. `thinning` is then "
+        "known, too. At least 13 (a cycle, too), so that the mass is that of ten gradients.",
+    )
+    warmup_steps: int | None = setting(
+        default=None,
+        check=partial(validation.integer, least=0),
+        shared=True,
+        doc="W. A mass of a few gradients is a bad one, which slows the chain; its law is the same.",
+    )
+    warmup: MakeOptimizer | None = setting(
+        default=None,
+        check=_makes_optimizer,
+        optional=True,
+        of_sampler=True,
+        doc="None, or what makes an optimizer of parameter groups: the class of a sampler that needs nothing but "
+        "gradients (`WhitenedSGHMC`, `L2E`, ...), a ``functools.partial`` of one, or any callable, as ``lambda groups: "
+        "torch.optim.AdamW(groups, lr=0.001)``. It has its own lr. A class of samplers gets ``num_data``, "
+        "``temperature`` and ``prior_precision``, and follows them; other optimizers keep their own settings, and "
+        "minimise the loss (their weight decay is the prior's part). None stays at the mass of the moment.",
+    )
+    settling_share: float | None = setting(
+        default=None,
+        check=partial(validation.fraction, open_right=True),
+        shared=True,
+        doc="S in [0, 1); by default 0.1 with a matrix mass and 0.25 with a diagonal one, but at least twice as many "
+        "steps as a weight without gradients takes to the prior's width, √(T/λ)/lr, up to half of W: with a wide prior "
+        "the chain has far to go before its gradients are those of the posterior (the longest such time of the groups "
+        "given here). 0 without a ``warmup``, for then it has settled anyway.",
+    )
+    cycle_length: int | None = setting(
+        default=None,
+        check=validation.integer,
+        optional=True,
+        shared=True,
+        structural=True,
+        doc="K > W, in steps; None for a single warm-up.",
+    )
 
-    def _of_group(self, group: dict[str, Any]) -> dict[str, Any]:
-        names, params = group.get("param_names"), list(group["params"])
-        found: dict[str, Any] = {"params": list(zip(names, params, strict=True)) if names else params}
-        if self._is_sampler:
-            found |= {name: group[name] for name in ("master_weights", "missing_gradient")}
-        return found | self._values(group)
+    def prepare(self, params: Any, values: dict[str, Any]) -> dict[str, Any]:
+        for name in ("warmup", "total_steps"):
+            self.declared[name].validate(values[name])
+        if values["warmup"] is None and values["total_steps"] is not None:
+            values["warmup"] = WARMUP
+        self.warmup = values["warmup"]
+        #: The optimizer that explores, while it does.
+        self.explorer: Explorer | None = None
+        return super().prepare(params, values)
 
-    def _values(self, group: dict[str, Any]) -> dict[str, Any]:
-        return {name: group[name] for name in self._shared}
+    def start(self, params: Any, defaults: dict[str, Any]) -> None:
+        super().start(params, defaults)
+        if defaults["cycle_length"] is not None:
+            self.badge = "heuristic"  # type: ignore[misc]
+        if self.warmup is not None:
+            self.explorer = Explorer(self.warmup, self.param_groups)
 
-    def add(self, group: dict[str, Any]) -> None:
-        """Take in a further group of the sampler."""
-        self.optimizer.add_param_group(self._of_group(group))
+    def check_together(self, group: dict[str, Any]) -> None:
+        steps, length = group["warmup_steps"], group["cycle_length"]
+        validation.integer("warmup_steps", steps, least=0 if self.warmup is None else 1)
+        if length is not None and length <= steps:
+            raise ValueError(f"cycle_length {length} leaves no step to sample in after warmup_steps={steps}")
 
-    def step(self, number: int, group: dict[str, Any], inputs: GroupInputs, position: int, generator: Any) -> None:
-        """Move the group of that number, after ``position`` steps."""
-        theirs = self.optimizer.param_groups[number]
-        if isinstance(self.optimizer, Sampler):
-            theirs.update(self._values(group), step=position)
-            self.optimizer.generator = generator
-            self.optimizer.advance(theirs, inputs)
-            theirs["step"] += 1
-        elif torch.compiler.is_compiling():
-            name = type(self.optimizer).__name__
-            raise RuntimeError(f"a warm-up by {name} cannot be compiled: compile the step once it is over")
-        else:
-            _step(self.optimizer, theirs, inputs)
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        if self.explorer is not None:
+            self.explorer.add(self.param_groups[-1])
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"name": type(self.optimizer).__name__, "state_dict": self.optimizer.state_dict()}
+    add_param_group.__doc__ = Sampler.add_param_group.__doc__
 
-    def load_state_dict(
-        self, saved: dict[str, Any], of_sampler: dict[int, dict[str, Any]], device: torch.device
-    ) -> None:
-        """Go on from a saved state, beside that of the sampler's tensors; the generators may be left elsewhere.
+    # ---------------------------------------------------------------- what the chain says of itself
 
-        In single precision where the parameters are half: the copies of a sampler's are those that the other has.
+    @property
+    def is_sampling(self) -> bool:
+        """Tell whether the last step had the frozen mass (and, under a cyclical schedule, sampled)."""
+        first = self.param_groups[0]
+        return done_in_cycle(first["step"], first["cycle_length"]) > first["warmup_steps"] and super().is_sampling
+
+    def thinning(self, num_samples: int) -> int:
+        """Steps between samples that give this many by the end of ``total_steps``.
+
+            PosteriorSamples(model, sampler, thinning=sampler.thinning(30))
 
         Raises:
-            ValueError: it is of another optimizer.
+            ValueError: ``total_steps`` was not given, or leaves fewer steps in which it samples.
         """
-        theirs, own = saved.get("name"), type(self.optimizer).__name__
-        if theirs != own:
-            raise ValueError(f"state_dict explores by {theirs}, the warmup of this sampler by {own}")
-        saved = saved["state_dict"]
-        every = [p for group in self.optimizer.param_groups for p in group["params"]]
-        if isinstance(self.optimizer, Sampler):
-            if "generator" in saved.get("sampler", {}).get("rng", {}):
-                self.optimizer.generator = torch.Generator(device)
-            copies = {i: {MASTER: own[MASTER]} for i, own in of_sampler.items() if MASTER in own}
-            states = {i: {**own, **copies.get(i, {})} for i, own in saved.get("state", {}).items()}
-            self.optimizer.load_state_dict({**saved, "state": states})
-            for p in every:
-                self.optimizer.state.get(p, {}).pop(MASTER, None)
-            return
-        self.optimizer.load_state_dict(saved)
-        for p, index in zip(every, [i for group in saved["param_groups"] for i in group["params"]], strict=True):
-            for name, x in saved["state"].get(index, {}).items():
-                if isinstance(x, Tensor):  # which torch has cast to the parameter's dtype
-                    self.optimizer.state[p][name] = x.to(self.optimizer.state[p][name].device, copy=True)
+        validation.integer("num_samples", num_samples)
+        if self.total_steps is None:
+            raise ValueError("total_steps must have been given to plan samples, got None")
+        first = self.param_groups[0]
+        return thinning_of(self.total_steps, first["warmup_steps"], first["cycle_length"], num_samples)
+
+    @property
+    def cycle(self) -> int:
+        """Index of the cycle that the last step belonged to, from 0."""
+        length = self.param_groups[0]["cycle_length"]
+        return cycle_of(self.step_count, length) if length else super().cycle
+
+    @property
+    def not_sharded(self) -> str:  # type: ignore[override]
+        return "" if self.warmup is None else "its warm-up may need whole tensors"
+
+    # ---------------------------------------------------------------- the phases of a step
+
+    def explores(self, group: dict[str, Any]) -> bool:
+        """Tell whether the other optimizer takes the next step of a group."""
+        return self.warmup is not None and position(group) < exploration(group)
+
+    def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
+        evaluation = super().evaluate(closure)
+        if self.explorer is not None and not self.explores(self.param_groups[0]):
+            if isinstance(self.explorer.optimizer, Sampler):  # its warning about the noise is not repeated
+                self.reseeding.warned |= self.explorer.optimizer.reseeding.warned
+            self.explorer = None
+        return evaluation
+
+    def begin_phase(self, group: dict[str, Any], moving: list[Tensor]) -> None:
+        """Begin a cycle, or settling, if the next step of the group is its first; ``moving`` have a gradient in it."""
+        if position(group) == 0 and group["step"]:
+            self._begin_cycle(group, moving)
+        if self.warmup is not None and position(group) == exploration(group):
+            self.begin_settling(group)
+
+    def begin_settling(self, group: dict[str, Any]) -> None:
+        """Make the state with which the chain goes on from what has explored."""
+
+    def _begin_cycle(self, group: dict[str, Any], moving: list[Tensor]) -> None:
+        """Forget all but the weights, and the master copies of those that move now."""
+        if self.warmup is not None and group is self.param_groups[0]:
+            self.explorer = Explorer(self.warmup, self.param_groups)
+        ids = {id(p) for p in moving}
+        for p in group["params"]:
+            if id(p) not in ids:
+                self.state.pop(p, None)
+                continue
+            for name in self.state_names:
+                self.state[p].pop(name, None)
+
+    def explore(self, group: dict[str, Any], inputs: GroupInputs) -> None:
+        """Take the step of the other optimizer."""
+        number = next(i for i, other_group in enumerate(self.param_groups) if other_group is group)
+        assert self.explorer is not None
+        self.explorer.step(number, group, inputs, position(group), self.generator)
+
+    def inner_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [] if self.explorer is None else [self.explorer.optimizer]
+
+    # ---------------------------------------------------------------- saving and resuming
+
+    def saved_names(self, group: dict[str, Any], p: Tensor) -> tuple[str, ...]:
+        # The group is that of a saved state, of which all else is checked later.
+        validation.integer("warmup_steps", group["warmup_steps"], least=0)
+        validation.fraction("settling_share", group["settling_share"], open_right=True)
+        names = super().saved_names(group, p)
+        if self.warmup is not None and 0 < done_in_cycle(group["step"], group["cycle_length"]) <= exploration(group):
+            return tuple(name for name in names if name != "momentum")
+        return names
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `Sampler.state_dict`, with that of the optimizer that explores while it does."""
+        saved, first = super().state_dict(), self.param_groups[0]
+        if self.explorer is not None and position(first) and self.explores(first):
+            saved["sampler"]["warmup"] = self.explorer.state_dict()
+        return saved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.validate_saved(state_dict)
+        explorer = self._resumed(state_dict)
+        super().load_state_dict(state_dict)
+        self.explorer = explorer
+
+    load_state_dict.__doc__ = Sampler.load_state_dict.__doc__
+
+    def validate_header(self, header: dict[str, Any]) -> None:
+        super().validate_header(header)
+        if self.warmup is None and "warmup" in header:
+            raise ValueError("state_dict is of a chain that explores by a warmup, this sampler has none")
+
+    def _resumed(self, saved: dict[str, Any]) -> Explorer | None:
+        """Make the optimizer that explores on from a saved state; None if the chain does not explore there."""
+        group, state = {**self.param_groups[0], **saved["param_groups"][0]}, saved["sampler"].get("warmup")
+        if self.warmup is None or not self.explores(group):
+            return None
+        noise = self.rng_state(), self.global_rng_state()
+        try:
+            explorer = Explorer(self.warmup, self.param_groups)
+            if position(group):
+                explorer.load_state_dict(state, saved["state"], self.param_groups[0]["params"][0].device)
+        finally:
+            for states in noise:
+                self.set_rng_state(states)
+        return explorer
 
     def bookmark(self) -> Callable[[], None]:
-        """What puts its state back as it is now."""
-        state = self.optimizer.state
-        known = {
-            p: {name: x.clone() if isinstance(x, Tensor) else x for name, x in own.items()} for p, own in state.items()
-        }
-        others = self.optimizer.bookmark() if isinstance(self.optimizer, Sampler) else None
+        explorer = self.explorer
+        restore_explorer = None if explorer is None else explorer.bookmark()
 
         def restore() -> None:
-            if others is not None:
-                others()
-            state.clear()
-            state.update(known)
+            self.explorer = explorer
+            if restore_explorer is not None:
+                restore_explorer()
 
         return restore
 
-
-def _validate(optimizer: Any, groups: list[dict[str, Any]]) -> None:
-    name = type(optimizer).__name__
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"warmup must make a torch.optim.Optimizer, got {name}")
-    theirs = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
-    if theirs != [[id(p) for p in group["params"]] for group in groups]:
-        raise ValueError(f"warmup must make an optimizer of the groups that it is given, got a {name} of others")
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    needs_more = closure is not None and closure.default is inspect.Parameter.empty
-    if isinstance(optimizer, Sampler):
-        needs_more = optimizer.needs_closure or type(optimizer).evaluate is not Sampler.evaluate
-    if needs_more:
-        raise ValueError(f"warmup must make an optimizer that needs nothing but gradients, got {name}")
-
-
-def _step(optimizer: torch.optim.Optimizer, group: dict[str, Any], inputs: GroupInputs) -> None:
-    """A step of any optimizer in one of its groups: of the parameters that move, by the gradients that were checked."""
-    given, every = [p.grad for p in group["params"]], optimizer.param_groups
-    found = {id(p): gradient for p, gradient in zip(inputs.params, inputs.gradients, strict=True)}
-    optimizer.param_groups = [group]
-    try:
-        for p in group["params"]:
-            p.grad = found.get(id(p))
-        optimizer.step()
-    finally:
-        optimizer.param_groups = every
-        for p, gradient in zip(group["params"], given, strict=True):
-            moved = p.data
-            if gradient is not None and gradient.dtype != p.dtype:  # in the place of one of half precision is its copy
-                p.grad, p.data = None, moved.to(gradient.dtype)
-            p.grad, p.data = gradient, moved
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("warmup", "explorer", "badge", "total_steps")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in names}}

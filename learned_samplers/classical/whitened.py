@@ -46,7 +46,7 @@ def whitened_sghmc_rule(
     step: Any,
     ops: Operations = FUNCTIONAL,
 ) -> tuple[Any, Any, Any, Any]:
-    """One step of `WhitenedSGHMC` as a pure function.
+    """Update of `WhitenedSGHMC` as a pure function.
 
     m ← d·m + (1−d)·g;  D = `directions` of d·m + (1−d)·g;  `sghmc_rule`;  θ ← θ − s·√(lr/N₀)·D.
 
@@ -154,6 +154,10 @@ class WhitenedSGHMC(MomentumSampler):
 
     def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
         return state_shape(p.shape) if name == "whitening" else tuple(p.shape)
+
+    def is_possible_state(self, group: dict[str, Any], name: str, state: Tensor) -> bool:
+        # Covariances and their roots have no negative diagonal; where there are none the state is empty.
+        return name != "whitening" or state.dim() < 2 or not bool((state.diagonal(dim1=-2, dim2=-1) < 0).any())
 
     def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
         return p.new_zeros(self.state_shape(name, p)) if name == "whitening" else super().initial_state(group, p, name)

@@ -12,21 +12,24 @@ from learned_samplers.classical.baoa import baoa_rule
 from tests.harness import flat, small_network
 
 N = 100
+
+
+def baoa(decay, lr=0.1, **settings):
+    """What makes a chain with this momentum decay."""
+    return lambda p: BAOA(p, lr, N, momentum_decay=decay, **settings)
+
+
 DECAYS = pytest.mark.parametrize("decay", [0.01, 0.1, 0.5, 1.0])
 
 
 @DECAYS
 @pytest.mark.parametrize("temperature", [1.0, 0.1])
 def test_there_is_no_bias_on_gaussians_up_to_the_edge_of_stability(decay, temperature):
-    def make(p):
-        return BAOA(p, 0.1, N, temperature=temperature, momentum_decay=decay)
-
     # Stiffness lr·k/N; steps for a chain that forgets in 1/a steps. Measured values come from a simulation.
     stiffness = (0.1, 1.0, 3.0, 3.9)
     steps = max(300, round(20 / decay))
-    report = check_sampler(
-        make, stiffness=stiffness, dtype=torch.float64, coordinates=4000, steps=steps, tolerance=0.05
-    )
+    settings = dict(stiffness=stiffness, dtype=torch.float64, coordinates=4000, steps=steps, tolerance=0.05)
+    report = check_sampler(baoa(decay, temperature=temperature), **settings)
     assert report.linear
     assert report.verdict == "exact", report
     for r in report.results:
@@ -37,20 +40,15 @@ def test_there_is_no_bias_on_gaussians_up_to_the_edge_of_stability(decay, temper
 
 @DECAYS
 def test_it_is_stable_below_four_and_not_above(decay):
-    def make(p):
-        return BAOA(p, 0.1, N, momentum_decay=decay)
-
-    assert check_sampler(make, stiffness=(3.999,), dtype=torch.float64, coordinates=100, steps=10).verdict == "exact"
-    assert check_sampler(make, stiffness=(4.001,), dtype=torch.float64, coordinates=100, steps=10).verdict == "unstable"
+    for stiffness, verdict in ((3.999, "exact"), (4.001, "unstable")):
+        settings = dict(stiffness=(stiffness,), dtype=torch.float64, coordinates=100, steps=10)
+        assert check_sampler(baoa(decay), **settings).verdict == verdict
 
 
 @DECAYS
 @pytest.mark.parametrize(("lr", "temperature", "noise"), [(0.1, 1.0, 30.0), (1.0, 1.0, 30.0), (0.1, 0.1, 5.0)])
 def test_gradient_noise_heats_it_by_the_closed_form(decay, lr, temperature, noise):
-    def make(p):
-        return BAOA(p, lr, N, temperature=temperature, momentum_decay=decay)
-
-    report = check_sampler(make, gradient_noise=noise, coordinates=100, steps=10)
+    report = check_sampler(baoa(decay, lr, temperature=temperature), gradient_noise=noise, coordinates=100, steps=10)
     for r in report.results:
         eta = lr / N
         heated = 1 + eta * noise * (2 - decay) / (decay * temperature * (4 - eta * r.curvature))

@@ -53,7 +53,7 @@ def test_phases_and_cycles_belong_to_the_step_just_taken():
     sampler = CyclicalSGMCMC([parameter()], 0.1, 100, cycle_length=4, exploration_ratio=0.5)
     assert not sampler.is_sampling
     one_cycle = [False, False, True, True]
-    assert track(sampler, 9) == [*((0, each) for each in one_cycle), *((1, each) for each in one_cycle), (2, False)]
+    assert track(sampler, 9) == [*((0, phase) for phase in one_cycle), *((1, phase) for phase in one_cycle), (2, False)]
 
 
 def test_the_momentum_keeps_its_temperature_when_the_learning_rate_jumps():
@@ -210,12 +210,12 @@ def test_a_state_without_a_schedule_goes_on_under_one():
 def test_a_state_of_an_exploring_schedule_is_not_sampled_from_without_one():
     sampler, schedule = scheduled()
     track(sampler, 3, schedule.step)
-    other, _ = scheduled(attached=False)
-    other.load_state_dict(sampler.state_dict())
+    unscheduled, _ = scheduled(attached=False)
+    unscheduled.load_state_dict(sampler.state_dict())
     with pytest.raises(RuntimeError, match="of one step of a CyclicalSchedule, and none is attached"):
-        track(other, 1)
-    assert other.step_count == 3
-    other.param_groups[0].update(lr=0.1, temperature=0.5)
+        track(unscheduled, 1)
+    assert unscheduled.step_count == 3
+    unscheduled.param_groups[0].update(lr=0.1, temperature=0.5)
     for key in ("peak_lr", "sampling_temperature"):
-        del other.param_groups[0][key]
-    assert track(other, 1) == [(0, True)]
+        del unscheduled.param_groups[0][key]
+    assert track(unscheduled, 1) == [(0, True)]

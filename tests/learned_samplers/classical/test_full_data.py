@@ -232,8 +232,8 @@ TWO_PLACES = {
 def test_an_iterators_minibatches_are_refused_and_replayed_ones_are_taken(name):
     make = TWO_PLACES[name]
     torch.manual_seed(0)
-    own = torch.Generator().manual_seed(0)
-    batches = (rows for _ in range(100) for rows in torch.randperm(N, generator=own).split(20))
+    generator = torch.Generator().manual_seed(0)
+    batches = (rows for _ in range(100) for rows in torch.randperm(N, generator=generator).split(20))
     w, closure = linear(lambda: next(batches))
     sampler = make([w])
     before, (group,) = until_refused(sampler, closure, lambda: w.detach().clone(), r"not deterministic.*iterator")

@@ -27,18 +27,22 @@ def moments_by_quadrature(energy, temperature):
     return [(p * f).sum() for f in (a, b, a * a, b * b, a * a * b)]
 
 
+def closure_of(sampler, *params, energy, clears=True):
+    def closure():
+        if clears:
+            sampler.zero_grad()
+        losses = energy(*params)
+        losses.sum().backward()
+        return losses
+
+    return closure
+
+
 def run_chains(energy, start, steps, *, num_data=10.0, cls=HMC, **settings):
     """M chains side by side; the closure returns a mean loss a chain."""
     x = start.clone().requires_grad_()
     sampler = cls([x], num_data=num_data, **settings)
-
-    def closure():
-        sampler.zero_grad()
-        losses = energy(x) / num_data
-        losses.sum().backward()
-        return losses
-
-    draws = []
+    closure, draws = closure_of(sampler, x, energy=lambda x: energy(x) / num_data), []
     for _ in range(steps):
         sampler.step(closure)
         draws.append(x.detach().clone())
@@ -137,16 +141,6 @@ def test_one_chain_with_a_scalar_loss_and_two_groups():
     assert sampler.lr_factor != 1
 
 
-def closure_of(sampler, *params, energy):
-    def closure():
-        sampler.zero_grad()
-        loss = energy(*params)
-        loss.backward()
-        return loss
-
-    return closure
-
-
 def test_a_scheduler_that_writes_lr_does_not_undo_the_adaptation():
     torch.manual_seed(5)
     x = torch.randn(50, requires_grad=True)
@@ -161,19 +155,22 @@ def test_a_scheduler_that_writes_lr_does_not_undo_the_adaptation():
     assert again.lr_factor == sampler.lr_factor
 
 
-def test_a_loss_that_is_a_number_keeps_double_precision():
-    energies = []
+def test_a_loss_that_is_a_number_keeps_double_precision(monkeypatch):
+    hamiltonians, original = [], HMC._hamiltonian
+
+    def recorded(*inputs):
+        hamiltonians.append(original(*inputs))
+        return hamiltonians[-1]
+
+    monkeypatch.setattr(HMC, "_hamiltonian", recorded)
     for convert in (lambda loss: loss.detach(), lambda loss: loss.item()):
         x = torch.ones(3, dtype=torch.float64, requires_grad=True)
         sampler = HMC([x], 1.0, 1e6, leapfrog_steps=3)
-        ordinary, hamiltonian, found = closure_of(sampler, x, energy=lambda x: 1 + x.square().sum() / 7e6), [], []
-        hamiltonian.append(sampler._hamiltonian)
-        sampler._hamiltonian = lambda *given, h=hamiltonian[0], found=found: found.append(h(*given)) or found[-1]
+        closure = closure_of(sampler, x, energy=lambda x: 1 + x.square().sum() / 7e6)
         torch.manual_seed(7)
-        sampler.step(lambda ordinary=ordinary, convert=convert: convert(ordinary()))
-        energies.append(found)
-    assert energies[0] == energies[1]
-    assert len(energies[0]) == 2
+        sampler.step(lambda: convert(closure()))  # noqa: B023
+    assert len(hamiltonians) == 4
+    assert hamiltonians[:2] == hamiltonians[2:]
 
 
 def test_divergent_trajectories_are_rejected_counted_and_leave_the_chain_where_it_was():
@@ -210,15 +207,8 @@ def test_gradients_are_of_one_evaluation_whoever_clears_them(clear):
     torch.manual_seed(0)
     x = torch.randn(400, 3).requires_grad_()
     sampler = HMC([x], lr=0.4, num_data=10, leapfrog_steps=6)
+    closure = closure_of(sampler, x, energy=lambda x: x.square().sum(1) / 20, clears=clear == "inside")
     total = 0.0
-
-    def closure():
-        if clear == "inside":
-            sampler.zero_grad()
-        losses = x.square().sum(1) / 20
-        losses.sum().backward()
-        return losses
-
     for step in range(60):
         if clear == "outside":
             sampler.zero_grad()
@@ -231,12 +221,7 @@ def test_gradients_are_of_one_evaluation_whoever_clears_them(clear):
 def test_a_chain_that_accepts_nothing_is_told_once():
     x = torch.ones(3, requires_grad=True)
     sampler = HMC([x], lr=1e4, num_data=10)
-
-    def closure():
-        loss = x.square().sum() / 20
-        loss.backward()
-        return loss
-
+    closure = closure_of(sampler, x, energy=lambda x: x.square().sum() / 20)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(19):

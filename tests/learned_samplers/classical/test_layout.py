@@ -17,8 +17,8 @@ def test_blocks_hold_small_tensors_and_give_them_back(axes, monkeypatch):
     laid = made.laid(tensors)
     assert [x.numel() for x in laid] == [28, 200, 8]
     assert all(len(x) == 4 for x in laid) or not axes
-    for found, x in zip(made.apart(laid), tensors, strict=True):
-        assert torch.equal(found, x)
+    for tensor, x in zip(made.apart(laid), tensors, strict=True):
+        assert torch.equal(tensor, x)
     assert made.one_each([0.5] * 5) == [0.5] * 3
     sizes = made.apart([x.expand_as(y) for x, y in zip(made.one_each([1.0, 2.0, 3.0, 3.0, 3.0]), laid, strict=True)])
     assert [x.unique().item() for x in sizes] == [1.0, 2.0, 3.0, 3.0, 3.0]

@@ -47,8 +47,8 @@ def test_one_direction_spans_all_tensors_and_chains_do_not_mix():
     u, f = [torch.randn(4, 3), torch.randn(4, 2, 2)], [torch.randn(4, 3), torch.randn(4, 2, 2)]
     together, growth = turn(normalise(u, 1), f, 0.5, 7, 1)
     for i in range(4):
-        whole = torch.cat([x[i].flatten() for x in u])
-        (alone,), one = turn([whole / whole.norm()], [torch.cat([x[i].flatten() for x in f])], 0.5, 7)
+        direction = torch.cat([x[i].flatten() for x in u])
+        (alone,), one = turn([direction / direction.norm()], [torch.cat([x[i].flatten() for x in f])], 0.5, 7)
         assert torch.allclose(torch.cat([x[i].flatten() for x in together]), alone, atol=1e-6)
         assert growth[i].item() == pytest.approx(one.item(), abs=1e-6)
         assert alone.norm().item() == pytest.approx(1, abs=1e-6)
@@ -179,11 +179,11 @@ def test_without_a_refresh_energy_is_conserved():
 
 
 def test_the_preconditioner_may_be_a_groups_and_stays_sane_with_minibatches():
-    chains, own = [], {"preconditioner": "gradient_noise"}
+    chains, settings = [], {"preconditioner": "gradient_noise"}
     for in_the_group in (False, True):
         model = small_network()
-        groups = [{"params": list(model.parameters()), **(own if in_the_group else {})}]
-        sampler = MCLMC(groups, 0.05, 16, prior_precision=1.0, **({} if in_the_group else own))
+        groups = [{"params": list(model.parameters()), **(settings if in_the_group else {})}]
+        sampler = MCLMC(groups, 0.05, 16, prior_precision=1.0, **({} if in_the_group else settings))
         torch.manual_seed(0)
         for _ in range(100):
             sampler.step(closure_for(model, sampler))

@@ -79,11 +79,11 @@ def chain(dtype, prior, *, steps=30, monkeypatch=None, cls=WhitenedSGHMC, **sett
 @pytest.mark.parametrize("prior", [0.0, 20.0])
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_it_is_its_formula(dtype, error, prior):
-    end, given = chain(dtype, prior, lr=0.002)
-    expected = by_the_formula(*given, lr=0.002, prior=prior)
+    end, inputs = chain(dtype, prior, lr=0.002)
+    expected = by_the_formula(*inputs, lr=0.002, prior=prior)
     assert (end - expected).norm() < error * expected.norm()
     if prior:  # the planted fault
-        without = by_the_formula(*given, lr=0.002, prior=prior, attenuates=False)
+        without = by_the_formula(*inputs, lr=0.002, prior=prior, attenuates=False)
         assert (end - without).norm() > 1e-3 * expected.norm()
 
 
@@ -109,8 +109,8 @@ def test_blocks_and_batches_of_tensors_change_nothing(monkeypatch):
     single, _ = chain(torch.float64, 20.0, lr=0.002, foreach=False)
     monkeypatch.setattr(whitened, "blocks", lambda params: [slice(i, i + 1) for i in range(len(params))])
     split, _ = chain(torch.float64, 20.0, lr=0.002)
-    for other in (single, split):
-        torch.testing.assert_close(together, other, rtol=1e-9, atol=1e-12)
+    for separate in (single, split):
+        torch.testing.assert_close(together, separate, rtol=1e-9, atol=1e-12)
 
 
 def test_the_pure_rule_is_the_step():

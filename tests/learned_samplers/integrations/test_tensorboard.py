@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from learned_samplers import HMC, SGHMC, SGLD, CyclicalSGMCMC
-from learned_samplers.classical.cyclical import CyclicalSchedule, cyclical_phase
+from learned_samplers.classical.cycles import cyclical_phase
+from learned_samplers.classical.cyclical import CyclicalSchedule
 from learned_samplers.integrations.tensorboard import ChainLog, rates, settings_of, write_settings
 
 pytest.importorskip("tensorboard")

@@ -18,7 +18,7 @@ from experiments.harness.output import settings_of, write_outputs
 from experiments.harness.tables import markdown
 from learned_samplers.checks.linear import read_linear_step
 from learned_samplers.checks.simulation import Simulation
-from learned_samplers.classical.adapted_rule import adapted_rule
+from learned_samplers.classical.adapted import adapted_rule
 from learned_samplers.plots import PALETTE
 from learned_samplers.table import SAMPLERS
 

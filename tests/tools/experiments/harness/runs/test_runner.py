@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tqdm import tqdm
 
 from learned_samplers import metrics
-from learned_samplers.classical.cyclical import cyclical_phase
+from learned_samplers.classical.cycles import cyclical_phase
 from meta_tasks.datasets import ImageData
 
 
