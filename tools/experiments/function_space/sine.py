@@ -13,10 +13,10 @@ import tyro
 from torch import Tensor
 
 from experiments.function_space.networks import StackedMLP, infinite_width
+from experiments.harness.one_dimension import deviations, draw, training_points
 from experiments.harness.options import RunOptions, at_least, positive
 from experiments.harness.run_store import RunStore
 from experiments.harness.study import Experiment, Findings, Job, Measure, carry_out
-from experiments.toys.one_dimension import deviations, draw, training_points
 from learned_samplers import FSVGD, HMC, SVGD, diagnostics
 from learned_samplers.particles import FittedPrior, GaussianProcessPrior, LinearScalarisation, measurement_set
 

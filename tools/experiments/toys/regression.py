@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments.harness.one_dimension import deviations, draw, regions, training_points
 from experiments.harness.options import OutputOptions, at_least, not_negative, positive
 from experiments.harness.run_store import RunStore
 from experiments.harness.study import Experiment, Findings, Job, Measure, carry_out
-from experiments.toys.one_dimension import deviations, draw, regions, training_points
 from learned_samplers import HMC, L2E, SGHMC, AdaptedSGHMC, PosteriorSamples, SampleCollection, Sampler
 from meta_tasks.progress import progress
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from experiments.toys.one_dimension import deviations, regions, training_points
+from experiments.harness.one_dimension import deviations, regions, training_points
 
 RANGES = ((-5.0, -1.0), (1.0, 4.0))
 
