@@ -357,10 +357,11 @@ def network_at(
         return network, (averages,)
     if covariances is None:
         raise ValueError("covariances must be given for a feature set with a matrix direction, got None")
-    states: Sequence[Tensor] = covariances
     if isinstance(covariances, Tensor):
         covariances = _writable(covariances, gradient, in_place)
-        states = matrices.flat_states(covariances, segments)
+        states: Sequence[Tensor] = matrices.flat_states(covariances, segments)
+    else:
+        states = covariances
     matrices.update_covariances_(states, slopes)
     ahead = torch._foreach_lerp(momenta or _momenta(averages, segments), slopes, 1 - _MATRIX_DECAY)
     decay = prior_precision / num_data if settings.attenuated else 0.0

@@ -325,8 +325,8 @@ class MetaSGMCMC(LearnedSampler):
         chains = hyper["energy"].shape
         flat: Any = (None if x is None else x.reshape(*chains, -1) for x in (parameter, gradient, noise, *state))
         segments = Segments((parameter.numel() // max(hyper["energy"].numel(), 1),))
-        at: dict[str, Any] = dict(phi=self._phi(parameter), segments=segments, settings=self.settings)
-        after = self.flat_rule(*flat, **at, **hyper)
+        hyper |= dict(phi=self._phi(parameter), segments=segments, settings=self.settings)
+        after = self.flat_rule(*flat, **hyper)
         return tuple(x.reshape(parameter.shape) for x in after)
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:  # type: ignore[override]

@@ -122,6 +122,6 @@ class PrecondL2E(L2E):
     """
 
     settings_class = PreconditionedSettings
-    flat_rule = staticmethod(l2e_precond_rule)
+    flat_rule = staticmethod(l2e_precond_rule)  # type: ignore[assignment]
     default_network = None
     not_taken = ("form", "total_steps")

@@ -162,8 +162,8 @@ class LearnedSampler(MomentumSampler):
             **hyper,
         )
         moved, *changed = after
-        state = zip(self.state_names, changed, strict=True)
-        return moved.reshape(shape), *(x.reshape(self.state_shape(name, parameter)) for name, x in state)
+        named = zip(self.state_names, changed, strict=True)
+        return moved.reshape(shape), *(x.reshape(self.state_shape(name, parameter)) for name, x in named)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         for name in self.settings_class.names():
