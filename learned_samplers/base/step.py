@@ -90,8 +90,8 @@ def collect(sampler: Any, loss: Any = None) -> Evaluation:
         _report(sampler, "", lambda p: p)
     evaluation.total_norm = math.hypot(*[value for _, value in slopes])
     # The prior's pull on the mean loss, λθ/N, is added to the gradient.
-    pull = max((float(g.get("prior_precision", 0)) / float(g["num_data"]) for g in sampler.param_groups), default=0.0)
-    values += [value * pull for _, value in weights]
+    pulls = [float(group["prior_precision"]) / float(group["num_data"]) for group in sampler.param_groups]
+    values += [value * max(pulls) for _, value in weights]
     limits = [_SAFE.get(dtype, 1e3) for dtype, _ in (*slopes, *weights, *weights)]
     evaluation.large = not all(map(operator.le, values, limits))
     return evaluation
