@@ -303,7 +303,7 @@ class Sampler(ResumableOptimizer, Configurable):
                 group["step"] += 1
             if self.prior is not None and self.prior.every and self.step_count % self.prior.every == 0:
                 self.prior.draw(self)
-            if self.outside.watching:
+            if self.outside.watching and not torch.compiler.is_compiling():
                 self.outside.note(self)
         return evaluation.loss
 
@@ -334,7 +334,7 @@ class Sampler(ResumableOptimizer, Configurable):
             if number >= len(last) or not all(map(operator.is_, now, last[number])):
                 hyperparameters.check_changed(self)
                 break
-        if self.outside.watching:
+        if self.outside.watching and not torch.compiler.is_compiling():  # by frames, it is as if compiled here
             self.outside(self)
         if self.saved_weights is not None:
             resumed.other_weights(self)

@@ -206,7 +206,7 @@ class ResumableOptimizer(NoisyOptimizer):
         _validate_noise(saved, own_generator=mine is not None, device=device)
         _validate_groups(self, saved)
         _validate_tensors(self, saved)
-        _validate_checksum(saved)
+        validate_checksum(saved)
 
     def validate_header(self, header: dict[str, Any]) -> None:
         """Raise ValueError unless what a saved state says of its sampler fits this one; subclasses do."""
@@ -391,9 +391,10 @@ def _checksum(saved: dict[str, Any]) -> int:
     return crc
 
 
-def _validate_checksum(saved: dict[str, Any]) -> None:
+def validate_checksum(saved: dict[str, Any]) -> None:
     """Raise ValueError unless the tensors are those that the state was saved with; older states have no checksum."""
-    checksum = saved["sampler"].get("checksum")
+    header = saved.get("sampler")
+    checksum = header.get("checksum") if isinstance(header, dict) else None
     if checksum is not None and checksum != _checksum(saved):
         raise ValueError(
             "state_dict's tensors are not those that were saved: the file is damaged, or the sampler has stepped since "

@@ -14,6 +14,7 @@ from torch import Tensor
 from learned_samplers.base.guards.precision import MASTER
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
+from learned_samplers.base.saved_state import validate_checksum
 from learned_samplers.base.step import GroupInputs
 
 #: Makes an optimizer of parameter groups.
@@ -101,7 +102,9 @@ class Explorer:
                 self.optimizer.generator = torch.Generator(device)
             masters = {i: {MASTER: state[MASTER]} for i, state in of_sampler.items() if MASTER in state}
             states = {i: {**state, **masters.get(i, {})} for i, state in saved["state"].items()}
-            self.optimizer.load_state_dict({**saved, "state": states})
+            validate_checksum(saved)  # of a state without masters
+            header = {name: value for name, value in saved.get("sampler", {}).items() if name != "checksum"}
+            self.optimizer.load_state_dict({**saved, "sampler": header, "state": states})
             for p in params:
                 self.optimizer.state.get(p, {}).pop(MASTER, None)
             return

@@ -280,13 +280,13 @@ class L2E(LearnedSampler):
     hyperparameters: ClassVar[tuple[str, ...]] = (*LearnedSampler.hyperparameters, "step")
     in_place: ClassVar[dict[str, Any]] = {"in_place": True}
     #: What the network sees.
-    feature_set: FeatureSet
+    feature_set: ClassVar[FeatureSet]
 
     def _shipped(self, asked: dict[str, Any]) -> str | None:
         return "l2e-paper" if asked.get("form") == "paper" else self.default_network
 
     def _settled(self) -> None:
-        self.feature_set = FEATURE_SETS[self.settings.feature_set]
+        self.feature_set = FEATURE_SETS[self.settings.feature_set]  # type: ignore[misc]
         self.state_names = ("momentum", "averages", *(("whitening",) if self.feature_set.matrix else ()))  # type: ignore[misc]
 
     def start(self, params: Any, defaults: dict[str, Any]) -> None:
