@@ -94,13 +94,13 @@ def test_a_disk_that_fills_leaves_the_pair_that_was_there(file, tmp_path, monkey
     assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
-@pytest.mark.parametrize("bit", [1, 2, 32, 128])
+@pytest.mark.parametrize("bit", [1, 2, 4, 128])
 def test_a_damaged_byte_of_a_card_is_refused_or_changes_nothing(file, bit):
     path = weights.card_path(file)
     data, card = path.read_bytes(), weights.load_card(file)
     assert card["card_sha256"] == weights.card_checksum(card)
     refused = 0
-    positions = range(bit.bit_length() % 3, len(data), 3)
+    positions = range(bit.bit_length() % 3, len(data), 3)  # all bytes by the first three bits
     for i in positions:
         path.write_bytes(data[:i] + bytes([data[i] ^ bit]) + data[i + 1 :])
         try:

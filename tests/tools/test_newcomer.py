@@ -1,0 +1,33 @@
+"""README's loop on small tables: a table comes out, and its inputs and targets are what they say."""
+
+from __future__ import annotations
+
+import newcomer
+import pytest
+import torch
+
+
+@pytest.mark.parametrize("table", newcomer.TABLES)
+def test_tables_are_split_and_standardised(table):
+    x, y, other_x, other_y = newcomer.split(table, 0)
+    assert len(x) == len(y)
+    assert len(other_x) == len(other_y) == pytest.approx(2 / 3 * len(x), abs=3)
+    assert x.mean(0).abs().max() < 1e-4
+    assert x.dtype == torch.float32
+    assert (y.dtype == torch.int64) is (table != "diabetes")
+
+
+def test_the_command_prints_a_row_for_each_method(monkeypatch, capsys):
+    monkeypatch.setattr(newcomer, "STEPS", 40)
+    newcomer.main(["--tables", "iris", "diabetes", "--seeds", "2"])
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert lines[0] == "| | iris ±, settled | diabetes ±, settled |"
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines[2:]] == list(newcomer.METHODS)
+    assert " of 2" in lines[3]
+    assert " of 2" not in lines[2]  # SGD is no chain
+
+
+def test_an_unknown_table_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        newcomer.main(["--tables", "boston"])
+    assert "boston" in capsys.readouterr().err
