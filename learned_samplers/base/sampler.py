@@ -13,7 +13,6 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from learned_samplers.base import prior as priors
 from learned_samplers.base import prior_mean as prior_means
-from learned_samplers.base import sharding, step, validation
+from learned_samplers.base import step, validation
 from learned_samplers.base.group_keys import in_our_names, refuse_unknown
 from learned_samplers.base.guards import (
     broken_off,
@@ -37,11 +36,12 @@ from learned_samplers.base.guards import (
 from learned_samplers.base.guards.clipping import ClippingWatch
 from learned_samplers.base.guards.outside import OutsideChanges
 from learned_samplers.base.noise import ReseedingWatch
-from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite
+from learned_samplers.base.operations import FOREACH, IN_PLACE, is_finite
 from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.saved_state import ResumableOptimizer
 from learned_samplers.base.settings import Configurable, choice, setting
 from learned_samplers.base.step import Evaluation, GroupInputs, blocks
+from learned_samplers.base.temperatures import temperatures_of
 
 _PLAIN = nullcontext()
 Precision = float | Mapping[str, float] | priors.Prior
@@ -452,18 +452,7 @@ class Sampler(ResumableOptimizer, Configurable):
             A dict for each group, of the keys "kinetic" and "configurational"; nan where there is no momentum or no
             gradient.
         """
-        return [self._temperatures_of(group) for group in self.param_groups]
-
-    def _temperatures_of(self, group: dict[str, Any]) -> dict[str, float]:
-        moved = [p for p in group["params"] if p.requires_grad and p.grad is not None]
-        size = sum(p.numel() for p in moved)
-        momenta = [self.state[p]["momentum"] for p in moved if "momentum" in self.state.get(p, {})]
-        held = sum(r.numel() for r in momenta)  # one that has just joined has none yet
-        kinetic = sum(sharding.total(_single(r).square()) for r in momenta) / held if held else float("nan")
-        num_data, prior = as_number(group["num_data"]), as_number(group["prior_precision"])
-        offsets = zip(moved, prior_means.centred(group, moved), strict=True)
-        virial = sum(sharding.total(_single(x) * (num_data * _single(p.grad) + prior * _single(x))) for p, x in offsets)
-        return {"kinetic": kinetic, "configurational": virial / size if size else float("nan")}
+        return [temperatures_of(self, group) for group in self.param_groups]
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("generator", "schedule", "distributed", "replicated", "broken_off", "prior")
@@ -473,30 +462,3 @@ class Sampler(ResumableOptimizer, Configurable):
         super().__setstate__(state)
         if not hasattr(self, "first_shapes"):  # a copy; torch also calls it to load a state
             self._begin()
-
-
-class MomentumSampler(Sampler):
-    """A sampler with a momentum r, of each parameter's shape, whose friction is the momentum decay a."""
-
-    momentum_decay: float = setting(
-        default=0.1,
-        check=partial(validation.fraction, open_left=True),
-        doc="a in (0, 1], dimensionless; 1 − a is SGD's momentum, and may be given as ``momentum=``.",
-    )
-    momentum_init: str = choice(
-        "zero", "normal", default="zero", doc='"zero", or "normal" to draw the first momentum from N(0, T).'
-    )
-
-    state_names: ClassVar[tuple[str, ...]] = ("momentum",)
-
-    def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
-        if name == "momentum" and group["momentum_init"] == "normal":
-            temperature = as_number(self.hyper(group)["temperature"])  # that of this step, 0 while a cycle explores
-            return self.noise_like(p).mul_(temperature**0.5) if temperature else torch.zeros_like(p)
-        return super().initial_state(group, p, name)
-
-
-def _single(x: Tensor | None) -> Tensor:
-    """In single precision at least: N·g of half precision would overflow."""
-    assert x is not None
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
+from learned_samplers.base.momentum import MomentumSampler
 from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
-from learned_samplers.base.sampler import MomentumSampler
 from learned_samplers.base.settings import setting
 from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.classical.baoa import baoa_rule

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from learned_samplers.base.momentum import MomentumSampler
 from learned_samplers.base.operations import FUNCTIONAL, Operations, kick, scalar_sqrt
-from learned_samplers.base.sampler import MomentumSampler
 
 
 def baoa_rule(

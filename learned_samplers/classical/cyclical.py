@@ -9,8 +9,9 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from learned_samplers.base import validation
+from learned_samplers.base.momentum import MomentumSampler
 from learned_samplers.base.operations import as_number
-from learned_samplers.base.sampler import MomentumSampler, Sampler
+from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.settings import choice, setting
 from learned_samplers.classical.cycles import cycle_of, cyclical_phase, in_sampling_phase, validate_schedule
 from learned_samplers.classical.sghmc import SGHMC

@@ -14,7 +14,7 @@ from torch import Tensor
 from learned_samplers.base.guards.precision import MASTER
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
-from learned_samplers.base.saved_state import validate_checksum
+from learned_samplers.base.saved_checks import validate_checksum
 from learned_samplers.base.step import GroupInputs
 
 #: Makes an optimizer of parameter groups.

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from learned_samplers.base import validation
+from learned_samplers.base.momentum import MomentumSampler
 from learned_samplers.base.operations import FUNCTIONAL, Operations, kick, scalar_sqrt
-from learned_samplers.base.sampler import MomentumSampler
 from learned_samplers.base.settings import setting
 
 MAX_FRICTION = 1.0  # of one step: the momentum is forgotten

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.base.sampler import MomentumSampler, Sampler
+from learned_samplers.base.momentum import MomentumSampler
+from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.settings import setting
 from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.classical.cycles import cycle_of, done_in_cycle, position_in_cycle

@@ -16,8 +16,8 @@ from learned_samplers.base.matrices import (
     update_covariances_,
 )
 from learned_samplers.base.matrix_cost import warn_if_slow
+from learned_samplers.base.momentum import MomentumSampler
 from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
-from learned_samplers.base.sampler import MomentumSampler
 from learned_samplers.base.segments import matrix_sides
 from learned_samplers.base.settings import choice, setting
 from learned_samplers.base.step import GroupInputs, blocks

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from learned_samplers.base import validation as check
 from learned_samplers.base.guards.precision import working_dtype
-from learned_samplers.base.sampler import MomentumSampler
+from learned_samplers.base.momentum import MomentumSampler
 from learned_samplers.base.segments import Segments, of_shapes
 from learned_samplers.base.settings import choice, setting
 from learned_samplers.base.step import GroupInputs, blocks

@@ -1,0 +1,30 @@
+"""Estimates of a chain's temperature, from its momenta and from its weights and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base import prior_mean, sharding
+from learned_samplers.base.operations import as_number
+
+
+def temperatures_of(sampler: Any, group: dict[str, Any]) -> dict[str, float]:
+    """Return the kinetic and the configurational temperature of one group, see `Sampler.temperatures`."""
+    moved = [p for p in group["params"] if p.requires_grad and p.grad is not None]
+    size = sum(p.numel() for p in moved)
+    momenta = [sampler.state[p]["momentum"] for p in moved if "momentum" in sampler.state.get(p, {})]
+    held = sum(r.numel() for r in momenta)  # one that has just joined has none yet
+    kinetic = sum(sharding.total(_single(r).square()) for r in momenta) / held if held else float("nan")
+    num_data, prior = as_number(group["num_data"]), as_number(group["prior_precision"])
+    offsets = zip(moved, prior_mean.centred(group, moved), strict=True)
+    virial = sum(sharding.total(_single(x) * (num_data * _single(p.grad) + prior * _single(x))) for p, x in offsets)
+    return {"kinetic": kinetic, "configurational": virial / size if size else float("nan")}
+
+
+def _single(x: Tensor | None) -> Tensor:
+    """In single precision at least: N·g of half precision would overflow."""
+    assert x is not None
+    return x.to(torch.promote_types(x.dtype, torch.float32))
