@@ -46,8 +46,9 @@ def estimators() -> str:
         from learned_samplers import estimators as room
     except ImportError:
         return "  They need scikit-learn: pip install 'learned-samplers[estimators]'"
-    docs = [(inspect.getdoc(getattr(room, name)) or "").split("\n")[0] for name in room.__all__]
-    return "\n".join(f"  {name:<21}  {line}" for name, line in zip(room.__all__, docs, strict=True))
+    classes = [name for name in room.__all__ if isinstance(getattr(room, name), type)]
+    docs = [(inspect.getdoc(getattr(room, name)) or "").split("\n")[0] for name in classes]
+    return "\n".join(f"  {name:<21}  {line}" for name, line in zip(classes, docs, strict=True))
 
 
 def in_words(badge: str) -> str:

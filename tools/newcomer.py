@@ -87,7 +87,7 @@ def score(table: str, method: str, seed: int) -> tuple[float, bool | None]:
         optimizer.zero_grad()
         loss(model(x[rows]), y[rows]).backward()
         optimizer.step()
-    output = "softmax" if classes else "identity"
+    output = "softmax" if classes else "regression"
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the verdict stands in the table
         if posterior is None:

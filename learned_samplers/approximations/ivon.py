@@ -155,7 +155,6 @@ class IVON(Sampler):
         "loss that you know"
     )
     state_names = ("gradient_average", "hessian", "average_weight")
-    non_negative = ("hessian",)
     rule = staticmethod(ivon_rule)
     #: The gradient is taken at a draw, which would be rounded.
     half_precision = False
@@ -169,6 +168,12 @@ class IVON(Sampler):
         if name == "average_weight":
             return p.new_zeros((1,) * p.dim())
         return torch.full_like(p, as_number(group["hess_init"])) if name == "hessian" else torch.zeros_like(p)
+
+    def is_possible_state(self, group: dict[str, Any], name: str, state: Tensor) -> bool:
+        """Tell whether h + λ/N, the precision, is positive."""
+        if name == "hessian":
+            return bool((state + as_number(group["prior_precision"]) / as_number(group["num_data"]) > 0).all())
+        return super().is_possible_state(group, name, state)
 
     def noise_for(self, params: Any, hyper: dict[str, Any]) -> None:
         """Return None: the update draws no noise, as the gradient was taken at weights that were drawn."""

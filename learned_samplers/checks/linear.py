@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from learned_samplers.checks.protocol import take_step
+from learned_samplers.checks.protocol import take_step, unwatched
 
 _LIKE = {torch.randn_like}
 _SHAPED = {torch.randn}
@@ -137,6 +137,7 @@ def read_linear_step(
         """Steps from columns ``start`` (m, n), draws counted over all; returns the columns after them."""
         theta = torch.zeros(start.shape[1], dtype=torch.float64, requires_grad=True)
         sampler = factory([theta])
+        unwatched(sampler)
         with ScriptedNoise():  # a first step from zero, so that the state exists
             take_step(sampler, _closure(theta, slope))
         for group in sampler.param_groups:
@@ -194,6 +195,7 @@ def _probe_state(factory: Any, slope: float) -> tuple[str, ...] | None:
     """("theta", names of the per-coordinate state…); None if coordinates share some of it, or it does not sample."""
     theta = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     sampler = factory([theta])
+    unwatched(sampler)
     take_step(sampler, _closure(theta, slope))
     if not getattr(sampler, "is_sampling", True):
         return None

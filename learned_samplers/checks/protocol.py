@@ -36,6 +36,12 @@ def made_by(factory: Any, argument: str) -> torch.optim.Optimizer:
     return made
 
 
+def unwatched(sampler: Any) -> None:
+    """Switch off the watch on outside changes: what a sampler under test does in its own step is measured."""
+    if (watch := getattr(sampler, "outside", None)) is not None:
+        watch.watching = False
+
+
 def take_step(sampler: Any, closure: Callable[[], Any]) -> None:
     """``sampler.step(closure)``, with errors that say what the closure does."""
     name = type(sampler).__name__

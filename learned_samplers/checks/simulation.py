@@ -21,7 +21,7 @@ from learned_samplers.checks.moments import (
     error_over_time,
     remembered,
 )
-from learned_samplers.checks.protocol import take_step
+from learned_samplers.checks.protocol import take_step, unwatched
 
 # Steps that do not count for each one that does, of a sampler that does not sample in all of them.
 _MOST_WAITS = 10
@@ -95,6 +95,7 @@ class Simulation:
         ]
         begun = [p.detach().flatten()[:COORDINATES].clone() for p in params]
         sampler: Any = self.factory(params)
+        unwatched(sampler)
         for group in sampler.param_groups:
             group["lr"] = group["lr"] * lr_factor
         step = self._stepper(sampler, params)

@@ -231,15 +231,16 @@ class AdaptedSGHMC(WarmedUpSampler):
         """Explore, or take the chain's step; measure the mass meanwhile, and freeze it when the warm-up ends."""
         self.begin_phase(group, inputs.params)
         step, steps, mass = position(group), group["warmup_steps"], MASSES[group["mass"]]
+        explores = self.explores(group)
+        for p in () if explores else inputs.params:
+            self.state_of(group, p, "momentum")
         joined = self._begin_masses(group, inputs)
-        if self.explores(group):
+        if explores:
             states = [self.state[p]["mass"] for p in inputs.params]
             if states:
                 mass.measure(states, inputs.gradients, self.hyper(group)["weight"], FOREACH)
             self.explore(group, inputs)
         else:
-            for p in inputs.params:
-                self.state_of(group, p, "momentum")
             if step < steps and mass.renewed_every:
                 all_at_once = step == exploration(group) or step % mass.renewed_every == 0
                 params = group["params"] if all_at_once else joined

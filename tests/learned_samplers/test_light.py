@@ -95,6 +95,7 @@ def test_every_extra_that_is_named_exists():
         "arviz",
         "higher",
         "meta",
+        "demo",
         "tools",
         "estimators",
         "bde",

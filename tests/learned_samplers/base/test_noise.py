@@ -5,6 +5,7 @@ Threads share torch's global generator; a generator of one's own is the way out.
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 
@@ -82,7 +83,7 @@ def test_steps_that_draw_nothing_and_states_that_are_restored_are_no_reseeding()
     sampler = SGHMC([p], 1e-3, 100)
     torch.manual_seed(1)
     assert not run(sampler, p, 5)
-    saved, state = sampler.state_dict(), torch.get_rng_state()
+    saved, state = copy.deepcopy(sampler.state_dict()), torch.get_rng_state()
     first = run(sampler, p, 20)
     sampler.load_state_dict(saved)
     torch.set_rng_state(state)

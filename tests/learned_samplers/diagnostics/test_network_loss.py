@@ -120,18 +120,6 @@ def test_buffers_of_each_samples_own_are_refused():
         diagnostics.network_loss(collection(ensemble(lambda: one_of_many(norm=True))), X, LABELS)
 
 
-class Listed(nn.Module):
-    """Its forward finds the weights in a list, where no sample's can be put."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-        self.weights = [self.layer.weight, self.layer.bias]
-
-    def forward(self, x):
-        return nn.functional.linear(x, *self.weights)
-
-
 @pytest.mark.parametrize("kind", SCORES)
 @pytest.mark.parametrize(
     ("make", "options", "labels", "error", "named"),
@@ -141,7 +129,6 @@ class Listed(nn.Module):
         (lambda: nn.Sequential(nn.Linear(4, 4), nn.Unflatten(1, (2, 2))), {}, LABELS, ValueError, "class_axis=1"),
         (lambda: nn.Linear(4, 2), {"output": lambda p: p}, LABELS, ValueError, "output"),
         (Dictionary, {"select": "other"}, LABELS, ValueError, "select='other'"),
-        (Listed, {}, LABELS, ValueError, r"'layer\.weight' perhaps"),
         (lambda: nn.Linear(4, 2), {}, LABELS.float(), TypeError, r"labels.*float32"),
         (lambda: nn.Linear(4, 2), {}, LABELS[:, None], ValueError, r"labels.*\(10, 1\)"),
         (lambda: nn.Linear(4, 2), {}, LABELS + 1, ValueError, "labels.*2"),
