@@ -1,6 +1,7 @@
 """Settings for the whole suite."""
 
 import warnings
+from pathlib import Path
 
 import matplotlib
 import pytest
@@ -11,6 +12,77 @@ from learned_samplers.learned.native.kernel import native_library
 matplotlib.use("Agg")
 # The tests' tensors are small: one thread is faster than two, and far faster where the cores are shared.
 torch.set_num_threads(1)
+
+
+#: Files of five seconds and more, of one core: what `make check` leaves out.
+SLOW = frozenset(
+    {
+        "learned_samplers/approximations/test_ivon.py",
+        "learned_samplers/approximations/test_swag.py",
+        "learned_samplers/base/test_compile.py",
+        "learned_samplers/base/test_distributed.py",
+        "learned_samplers/base/test_locks.py",
+        "learned_samplers/base/test_sharding.py",
+        "learned_samplers/checks/test_check.py",
+        "learned_samplers/checks/test_law.py",
+        "learned_samplers/checks/test_linear.py",
+        "learned_samplers/checks/test_moments.py",
+        "learned_samplers/checks/test_simulation.py",
+        "learned_samplers/checks/test_stationarity.py",
+        "learned_samplers/checks/test_step_size.py",
+        "learned_samplers/classical/test_adapted.py",
+        "learned_samplers/classical/test_baoa.py",
+        "learned_samplers/classical/test_hmc.py",
+        "learned_samplers/classical/test_mass.py",
+        "learned_samplers/classical/test_mclmc.py",
+        "learned_samplers/classical/test_sgnht.py",
+        "learned_samplers/diagnostics/test_learning_coefficient.py",
+        "learned_samplers/estimators/test_mlp.py",
+        "learned_samplers/estimators/test_sampling.py",
+        "learned_samplers/learned/native/test_library.py",
+        "learned_samplers/learned/test_meta_sgmcmc_law.py",
+        "learned_samplers/posterior/test_chains.py",
+        "learned_samplers/posterior/test_collect.py",
+        "learned_samplers/priors/test_gamma.py",
+        "learned_samplers/test_light.py",
+        "meta_tasks/estimators/test_truncated.py",
+        "meta_tasks/training/test_evaluation.py",
+        "meta_tasks/training/test_ranks.py",
+        "meta_tasks/training/test_trainer.py",
+        "meta_tasks/training/test_workers.py",
+        "test_documentation.py",
+        "test_learned_samplers_pytest.py",
+        "test_packaging.py",
+        "tools/experiments/compare/test_cifar32.py",
+        "tools/experiments/compare/test_distance.py",
+        "tools/experiments/compare/test_explore.py",
+        "tools/experiments/function_space/test_sine.py",
+        "tools/experiments/function_space/test_uci.py",
+        "tools/experiments/harness/runs/test_checkpoint.py",
+        "tools/experiments/harness/runs/test_own_models.py",
+        "tools/experiments/harness/runs/test_runner.py",
+        "tools/experiments/harness/test_devices.py",
+        "tools/experiments/harness/test_run_store.py",
+        "tools/experiments/meta_training/test_law.py",
+        "tools/test_benchmark.py",
+        "tools/test_compare.py",
+        "tools/test_function_space.py",
+        "tools/test_given_settings.py",
+        "tools/test_meta_train.py",
+        "tools/test_multi_task.py",
+        "tools/test_ship.py",
+        "tools/test_toy.py",
+        "website/test_pages.py",
+    }
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of slow files."""
+    root = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(root).as_posix() in SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -60,3 +60,9 @@ def test_the_oldest_torch_is_the_one_that_make_tests():
         allowed = re.search(rf'"{package}>=([\d.]+)"', project)
         tested = re.search(rf"'{package}==([\d.]+)\.\*'", makefile)
         assert allowed[1] == tested[1]
+
+
+def test_the_files_that_the_fast_half_leaves_out_exist():
+    from tests.conftest import SLOW
+
+    assert not [name for name in SLOW if not (ROOT / "tests" / name).exists()]

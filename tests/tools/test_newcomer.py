@@ -18,7 +18,7 @@ def test_tables_are_split_and_standardised(table):
 
 
 def test_the_command_prints_a_row_for_each_method(monkeypatch, capsys):
-    monkeypatch.setattr(newcomer, "STEPS", 40)
+    monkeypatch.setattr(newcomer, "STEPS", 120)
     newcomer.main(["--tables", "iris", "diabetes", "--seeds", "2"])
     lines = capsys.readouterr().out.strip().splitlines()
     assert lines[0] == "| | iris ±, settled | diabetes ±, settled |"
