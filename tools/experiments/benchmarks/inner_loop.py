@@ -70,7 +70,7 @@ def measured(network: str, rule_name: str, tasks: int, steps: int) -> Timing:
         numbers = {"num_data": 300 + 100 * (i % 8), "lr": (0.005, 0.01, 0.02)[i % 3], "prior_precision": 1.0 + i}
         config = TaskConfig("blobs", architecture, options, batch_size=BATCH, validation_size=256, **numbers)
         runs.append(Run(ImageTask(config, data, i), rule, tuple(range(PAIRS * i, PAIRS * (i + 1)))))
-    unroll = unrolls_of(runs, BMALoss, Schedule(3 * steps, 2 * steps, steps // 4), curve_every=20)[0][1]
+    unroll = unrolls_of(runs, BMALoss, Schedule(4 * steps + 8, 3 * steps, steps // 4), curve_every=20)[0][1]
     weights = rule.initial_weights(0) + 0.01 * torch.randn(len(unroll.parameter), rule.num_weights)
     unroll.advance(weights, 5)
     return max((time_unroll(unroll, weights, steps) for _ in range(2)), key=lambda t: t.member_steps_per_second)
