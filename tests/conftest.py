@@ -70,6 +70,7 @@ SLOW = frozenset(
         "tools/test_given_settings.py",
         "tools/test_meta_train.py",
         "tools/test_multi_task.py",
+        "tools/test_newcomer.py",
         "tools/test_ship.py",
         "tools/test_toy.py",
         "website/test_pages.py",

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,8 +42,9 @@ METHODS: dict[str, Callable[[nn.Module, int], torch.optim.Optimizer]] = {
     "SGHMC, λ sampled": lambda model, n: SGHMC(
         model.parameters(), lr=0.05, num_data=n, prior_precision=GammaHyperprior()
     ),
-    "AdaptedSGHMC(warmup=L2E), λ = 1": partial(lambda prior, model, n: _adapted(model, n, prior, 1.0), 1.0),
+    "AdaptedSGHMC(warmup=L2E), λ = 1": lambda model, n: _adapted(model, n, 1.0, 1.0),
     "AdaptedSGHMC(warmup=L2E), λ sampled": lambda model, n: _adapted(model, n, GammaHyperprior(), 1.0),
+    "AdaptedSGHMC(warmup=L2E), λ = 1, T = 0.1": lambda model, n: _adapted(model, n, 1.0, 0.1),
     "AdaptedSGHMC(warmup=L2E), λ sampled, T = 0.1": lambda model, n: _adapted(model, n, GammaHyperprior(), 0.1),
 }
 
