@@ -99,12 +99,18 @@ def score(table: str, method: str, seed: int) -> tuple[float, bool | None]:
     return float(error), settled
 
 
-def main(arguments: list[str] | None = None) -> None:
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=list(TABLES), metavar="TABLE")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="METHOD")
     parser.add_argument("--seeds", type=int, default=4, help="how many")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run every method on every table, and print the table of losses."""
+    options = parse(arguments)
     torch.set_num_threads(1)
     heads = [f"{table} ±, settled" for table in options.tables]
     lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]

@@ -41,6 +41,7 @@ def validate_groups(sampler: Any, saved: dict[str, Any]) -> None:
             if key in own_group and key not in group:
                 raise ValueError(f"state_dict has no {key} in a parameter group")
         validation.integer("step in the state_dict", group.get("step", 0), least=0)
+        sampler.check_settings({**own_group, **group})
 
 
 def _validate_shapes(sampler: Any, shapes: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import benchmark
 import function_space
+import newcomer
 import pytest
 import ship
 import toy
@@ -41,6 +42,7 @@ FIELDS = {"tables": TablesOptions, "ship": ship.Options}
 PARSERS = {
     "compare": parse_compare,
     "multi_task": multi_task.parse,
+    "newcomer": newcomer.parse,
     "function_space": lambda arguments: parse_command(function_space.COMMANDS, arguments, None),
     "toy": lambda arguments: parse_command(toy.COMMANDS, arguments, None),
     **{name: by_fields(options) for name, options in FIELDS.items()},

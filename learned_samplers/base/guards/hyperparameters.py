@@ -68,8 +68,10 @@ def _warn_of_several_temperatures(sampler: Any) -> None:
 def _comparable(value: Any) -> Any:
     """What to compare a hyperparameter by later: the number in a tensor, which may be changed in place meanwhile.
 
-    A tensor of more numbers than one equals nothing; a list of tensors equals a list of the same objects.
+    A tensor of more numbers than one equals nothing; a list of tensors equals one of the same objects; True is not 1.
     """
+    if isinstance(value, bool):
+        return str(value)
     if isinstance(value, Tensor):
         return value.item() if value.dim() == 0 else object()
     if isinstance(value, list | tuple) and any(isinstance(one, Tensor) for one in value):
