@@ -178,6 +178,7 @@ class Sampler(ResumableOptimizer, Configurable):
         params, values = validation.in_order(params), self.named(positional, keywords)
         self.prior = priors.prior_of(values["prior_precision"])
         if self.prior is not None:
+            priors.check_taken(self, self.prior)
             params, values["prior_precision"] = priors.split(params, self.prior), 0.0
         values = self.prepare(params, values)
         self.check_settings(values, of_sampler=True, new=True)
@@ -229,7 +230,7 @@ class Sampler(ResumableOptimizer, Configurable):
         """Add a group, as in `torch.optim.Optimizer`, after checking its settings and tensors."""
         prior = getattr(self, "prior", None)
         if prior is not None and isinstance(param_group, dict) and "prior_precision" not in param_group:
-            for part in priors.split([param_group], prior):
+            for part in priors.split([param_group], prior, all_parameters=False):
                 self.add_param_group(part)
             return
         listed = validation.listed_parameters(param_group)
@@ -455,7 +456,8 @@ class Sampler(ResumableOptimizer, Configurable):
         return [temperatures_of(self, group) for group in self.param_groups]
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("generator", "schedule", "distributed", "replicated", "broken_off", "prior")
+        names = ["generator", "schedule", "distributed", "replicated", "broken_off", "prior"]
+        names += [name for name, one in self.declared.items() if one.of_sampler and hasattr(self, name)]
         return {**super().__getstate__(), **{name: getattr(self, name) for name in names}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -129,6 +129,7 @@ _TYPES: dict[str, type] = {
     "without_state": list,
     "replicated": bool,
     "checksum": int,
+    "prior": str,
 }
 
 

@@ -97,6 +97,8 @@ class ResumableOptimizer(NoisyOptimizer):
             saved["sampler"]["dtypes"] = [dtype_name(p) for p in everything]
             saved["sampler"]["weight_sums"] = resumed.weight_sums(everything)
             saved["sampler"]["checksum"] = checksum_of(saved)
+            if self.prior is not None:
+                saved["sampler"]["prior"] = repr(self.prior)
         if self.replicated:
             saved["sampler"]["replicated"] = True
         waiting = [
@@ -140,7 +142,9 @@ class ResumableOptimizer(NoisyOptimizer):
         self.broken_off = False
         self.saved_weights = state_dict["sampler"].get("weight_sums") if self.mesh is None else None
         self._loaded()
-        drawn = self.prior is not None and self.prior.every
+        drawn, prior = self.prior is not None and self.prior.every, state_dict["sampler"].get("prior")
+        if self.mesh is None and prior != (None if self.prior is None else repr(self.prior)):
+            warn(f"the state was saved with the prior {prior}, and this sampler has {self.prior!r}: it goes on from it")
         for key in ("num_data", "temperature", *(() if drawn else ("prior_precision",))):
             pairs = ((_target(group, key), _target(saved, key)) for group, saved in zip(groups, filled, strict=True))
             before, now = next((pair for pair in pairs if pair[0] != pair[1]), (None, None))

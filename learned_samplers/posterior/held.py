@@ -33,7 +33,7 @@ class HeldSamples:
         self._reestimated: dict[tuple[int, int], Tensors] = {}
         self._runner = Runner(model)
         self._fingerprints = Fingerprints(model)
-        self._verdict_was_given = False
+        self._verdict_was_given = self._early_verdict_was_given = False
         #: The first rows of the last prediction, and its options.
         self._probed: tuple[Inputs, Options] | None = None
 

@@ -18,7 +18,7 @@ from learned_samplers.posterior.options import Options
 from learned_samplers.posterior.outputs import Noise, Output
 from learned_samplers.posterior.running import Run
 from learned_samplers.posterior.spread import Entropies, Uncertainty, Variances, draw_classes, draw_targets
-from learned_samplers.posterior.verdict import Origin, Probe, Unsettled, Verdict, judge
+from learned_samplers.posterior.verdict import SMALLEST, Origin, Probe, Unsettled, Verdict, judge
 
 
 class Predictive(HeldSamples):
@@ -250,7 +250,7 @@ class Predictive(HeldSamples):
         run = self._run_samples(x, form, complete, form.log_prediction if form.has_classes else form.prediction)
         probe = Probe(probabilities=False)
         for _, rows, part in run.pieces(next(run.groups())):
-            probe.add(rows, part)
+            probe.add(rows, part.clamp_min(math.log(SMALLEST)) if form.has_classes else part)
         return judge(probe.values(), run.entries, self._origin())
 
     def _origin(self) -> Origin | None:
@@ -268,8 +268,9 @@ class Predictive(HeldSamples):
         if probe is None:
             return
         verdict = judge(probe.values(), run.entries, self._origin())
-        if verdict.remarks:
-            self._verdict_was_given = True
+        early = math.isnan(verdict.within)  # too few samples to judge by: what is said now is said again of more
+        if verdict.remarks and not (early and self._early_verdict_was_given):
+            self._verdict_was_given, self._early_verdict_was_given = not early, True
             warnings.warn(f"posterior.verdict(): {verdict.text}", Unsettled, stacklevel=3)
 
     def function_of_weights(

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from learned_samplers.base.operations import as_number
+from learned_samplers.base.sampler import Sampler
 from learned_samplers.posterior.settling import effective_size, rhat
 from learned_samplers.posterior.store import Entry
 
@@ -51,12 +53,11 @@ class Origin:
     @staticmethod
     def of(sampler: Optimizer, model: torch.nn.Module) -> Origin:
         """Return the origin of the samples that this sampler makes of this model."""
-        samples = not type(sampler).__module__.startswith("torch.optim")
-        precisions = [group.get("prior_precision") for group in sampler.param_groups]
-        own_prior = getattr(model, "prior_precision", None)
-        has_own_prior = isinstance(own_prior, Tensor) and bool((own_prior > 0).any())
-        has_own_prior |= getattr(sampler, "prior", None) is not None
-        flat = all(isinstance(value, int | float) and value == 0 for value in precisions) and not has_own_prior
+        samples = isinstance(sampler, Sampler)
+        precisions = [as_number(group.get("prior_precision", 0.0)) for group in sampler.param_groups]
+        network_prior = getattr(model, "prior_precision", None)
+        has_prior = isinstance(network_prior, Tensor) and bool((network_prior > 0).any())
+        flat = not any(precisions) and not has_prior
         temperature = max((float(group.get("temperature", 1.0)) for group in sampler.param_groups), default=1.0)
         return Origin(type(sampler).__name__, samples, temperature, samples and flat)
 

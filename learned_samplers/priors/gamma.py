@@ -9,7 +9,7 @@ from torch import Tensor
 
 from learned_samplers.base import prior_mean, sharding, validation
 from learned_samplers.base.operations import as_number
-from learned_samplers.base.prior import Prior
+from learned_samplers.base.prior import DRAWN, Prior
 
 
 class GammaHyperprior(Prior):
@@ -46,8 +46,6 @@ class GammaHyperprior(Prior):
         ValueError, TypeError: an argument is out of range or of a wrong type.
     """
 
-    one_group_a_tensor = True
-
     def __init__(self, shape: float = 1.0, rate: float = 0.1, start: float = 1.0, every: int = 20):
         for name, value in {"shape": shape, "rate": rate, "start": start}.items():
             validation.positive(name, value)
@@ -58,7 +56,7 @@ class GammaHyperprior(Prior):
         return self.start
 
     def draw(self, sampler: Any) -> None:
-        for group in sampler.param_groups:
+        for group in filter(lambda group: group.get(DRAWN), sampler.param_groups):
             temperature = as_number(sampler.hyper(group)["temperature"])
             params = [p for p in group["params"] if p.requires_grad]
             if not temperature or not params:

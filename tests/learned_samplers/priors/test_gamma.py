@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from learned_samplers import BAOA, HMC, SGHMC, CyclicalSchedule, PosteriorSamples
+from learned_samplers import BAOA, HMC, L2E, SGHMC, AdaptedSGHMC, CyclicalSchedule, PosteriorSamples
 from learned_samplers.priors import GammaHyperprior
 from tests.harness import closure_for, flat, small_network
 
@@ -141,3 +141,46 @@ def test_while_a_cycle_explores_nothing_is_drawn():
         schedule.step()
     assert set(precisions[:5]) == {1.0}
     assert len(set(precisions[5:])) == 5
+
+
+def test_a_groups_own_precision_is_not_drawn():
+    model = small_network()
+    groups = [{"params": list(model[0].parameters()), "prior_precision": 0.5}, {"params": list(model[2].parameters())}]
+    sampler = SGHMC(groups, 0.05, 100, prior_precision=GammaHyperprior(every=1))
+    torch.manual_seed(0)
+    for _ in range(3):
+        sampler.step(closure_for(model, sampler))
+    assert [len(group["params"]) for group in sampler.param_groups] == [2, 1, 1]
+    assert sampler.param_groups[0]["prior_precision"] == 0.5
+    assert sampler.param_groups[1]["prior_precision"] != 1.0
+    assert copy.deepcopy(sampler).prior.every == 1
+
+
+def test_a_state_of_another_prior_says_so():
+    model = small_network()
+    sampler = SGHMC(model.parameters(), 0.05, 100, prior_precision=GammaHyperprior(every=3))
+    other = SGHMC(small_network().parameters(), 0.05, 100, prior_precision=GammaHyperprior(rate=9.0))
+    with pytest.warns(UserWarning, match=r"rate=0.1.*rate=9"):
+        other.load_state_dict(sampler.state_dict())
+
+
+def test_the_warm_up_takes_it_and_resumes_without_a_word():
+    def chain(model):
+        prior = GammaHyperprior(every=2)
+        return AdaptedSGHMC(model.parameters(), num_data=16, total_steps=40, warmup=L2E, prior_precision=prior)
+
+    model = small_network()
+    sampler = chain(model)
+    torch.manual_seed(0)
+    for _ in range(10):
+        sampler.step(closure_for(model, sampler))
+    saved, weights = copy.deepcopy((sampler.state_dict(), model.state_dict()))
+    twin = small_network(seed=4)
+    other = chain(twin)
+    twin.load_state_dict(weights)
+    other.load_state_dict(saved)
+    for net, one in ((model, sampler), (twin, other)):
+        torch.set_rng_state(saved["sampler"]["rng"]["cpu"])
+        for _ in range(25):
+            one.step(closure_for(net, one))
+    assert torch.equal(flat(model), flat(twin))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learned_samplers import MCLMC, SGHMC
-from learned_samplers.priors import FanIn, GammaHyperprior
+from learned_samplers import MCLMC, SGHMC, Chains
+from learned_samplers.approximations import IVON
+from learned_samplers.priors import ByName, FanIn, GammaHyperprior
 from tests.harness import small_network
 
 
@@ -24,8 +25,11 @@ def made(prior, cls=SGHMC, named=True):
         (lambda: made({"0.*": 1.0}), ValueError, "no pattern for parameter '2.weight'"),
         (lambda: made({"*": 1.0, "7.*": 1.0}), ValueError, r"prior_precision\['7.\*'\] matches no parameter"),
         (lambda: made({"*": 1.0}, named=False), ValueError, "needs named parameters"),
+        (lambda: made({"*": 1.0, "0.weight": 2.0}), ValueError, "comes after patterns"),
         (lambda: made("wide"), TypeError, "prior_precision must be a number"),
-        (lambda: made(FanIn(), MCLMC), ValueError, "prior_precision must be the same in every group of MCLMC"),
+        (lambda: made(FanIn(), MCLMC), ValueError, "prior_precision of MCLMC must be one number"),
+        (lambda: made(GammaHyperprior(), IVON), ValueError, "prior_precision of IVON cannot be sampled"),
+        (lambda: ByName([1]), TypeError, "precisions must be a dict"),
         (lambda: FanIn(gain=0.0), ValueError, "gain"),
         (lambda: FanIn(bias=-1.0), ValueError, "bias"),
         (lambda: GammaHyperprior(shape=0.0), ValueError, "shape"),
@@ -45,3 +49,11 @@ def test_a_step_that_draws_its_prior_is_not_compiled():
     p.grad = torch.ones(3)
     with pytest.raises(Exception, match="cannot be compiled"):
         torch.compile(sampler.step, backend="eager", fullgraph=True)()
+
+
+@pytest.mark.parametrize("prior", [FanIn(), GammaHyperprior()])
+def test_chains_that_are_stacked_in_one_tensor_are_not_taken_for_one_network(prior):
+    with pytest.raises(ValueError, match="separate=True"):
+        SGHMC(Chains([small_network(seed=i) for i in range(3)]).parameters(), 0.05, 100, prior_precision=prior)
+    separate = Chains([small_network(seed=i) for i in range(3)], separate=True)
+    assert len(SGHMC(separate.parameters(), 0.05, 100, prior_precision=prior).param_groups) > 1

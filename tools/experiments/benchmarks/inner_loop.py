@@ -67,7 +67,11 @@ def measured(network: str, rule_name: str, tasks: int, steps: int) -> Timing:
     data, rule = blobs(shape, classes), RULES[rule_name]()
     runs = []
     for i in range(tasks):
-        numbers: dict[str, Any] = {"num_data": 300 + 100 * (i % 8), "lr": (0.005, 0.01, 0.02)[i % 3], "prior_precision": 1.0 + i}
+        numbers: dict[str, Any] = {
+            "num_data": 300 + 100 * (i % 8),
+            "lr": (0.005, 0.01, 0.02)[i % 3],
+            "prior_precision": 1.0 + i,
+        }
         config = TaskConfig("blobs", architecture, options, batch_size=BATCH, validation_size=256, **numbers)
         runs.append(Run(ImageTask(config, data, i), rule, tuple(range(PAIRS * i, PAIRS * (i + 1)))))
     unroll = unrolls_of(runs, BMALoss, Schedule(4 * steps + 8, 3 * steps, steps // 4), curve_every=20)[0][1]
