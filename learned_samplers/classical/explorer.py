@@ -104,7 +104,7 @@ class Explorer:
             states = {i: {**state, **masters.get(i, {})} for i, state in saved["state"].items()}
             validate_checksum(saved)  # of a state without masters
             for group, kept in zip(self.optimizer.param_groups, saved.get("param_groups", ()), strict=False):
-                group.update({name: kept[name] for name in self._shared if name in kept})  # which follow the sampler's
+                group.update({name: kept[name] for name in self._target if name in kept})  # which follow the sampler's
             header = {name: value for name, value in saved.get("sampler", {}).items() if name != "checksum"}
             self.optimizer.load_state_dict({**saved, "sampler": header, "state": states})
             for p in params:
