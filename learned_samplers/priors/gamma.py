@@ -33,8 +33,9 @@ class GammaHyperprior(Prior):
 
     Invariant law: that of the sampler for the weights, and for λ given the weights the conditional exactly.
 
-    λ and the weights move together, so that λ takes many draws to settle. Each tensor becomes a parameter group, and λ stands there as ``prior_precision``: it is saved with the state and
-    resumes bit for bit. At temperature 0, as while a cycle explores, nothing is drawn.
+    λ and the weights move together, so that λ takes many draws to settle. Each tensor becomes a parameter group, and λ
+    stands there as ``prior_precision``: it is saved with the state and resumes bit for bit. At temperature 0, as while
+    a cycle explores, nothing is drawn.
 
     Args:
         shape: a > 0.
