@@ -143,6 +143,8 @@ def judge(values: np.ndarray | None, entries: Sequence[Entry], origin: Origin | 
         state += f": R-hat {numbers.within:.2f} between halves"
         state += f" and {numbers.across:.2f} across {len(positions)} chains" if len(positions) > 1 else ""
         state += f", {numbers.effective:.0f} effective of {len(entries)} samples"
+        if is_settled and numbers.within > LARGEST_RHAT:
+            state += f" (so few samples cannot say more; {MANY} of a chain can)"
     if origin is not None and origin.flat_prior:
         remarks.append(
             "prior_precision=0 is a flat, improper prior, unless the loss holds one: set it, to 1 for a start"

@@ -10,7 +10,7 @@ from torch import nn
 
 from learned_samplers import SGHMC, SGLD, Chains, PosteriorSamples, SampleCollection
 from learned_samplers.posterior.store import Entry
-from learned_samplers.posterior.verdict import Origin, Unsettled, judge
+from learned_samplers.posterior.verdict import LARGEST_RHAT, Origin, Unsettled, judge
 from tests.learned_samplers.posterior.common import X, collect, collection, ensemble, network, sghmc
 
 GOOD = Origin("SGHMC", True, 1.0, False)
@@ -39,6 +39,7 @@ def moving(start, samples, width=20):
 def test_chains_that_mix_are_settled(count, correlation, seed):
     verdict = judge(autoregressive(count, correlation, seed=seed), entries(count), GOOD)
     assert (verdict.settled, verdict.remarks) == (True, ()), verdict.text
+    assert ("cannot say more" in verdict.text) == (verdict.within > LARGEST_RHAT)
 
 
 @pytest.mark.parametrize("seed", range(20))
