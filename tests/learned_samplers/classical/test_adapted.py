@@ -154,7 +154,6 @@ def test_the_mass_follows_adams_second_moment_and_then_stops(warmup):
     torch.testing.assert_close(sampler.state[p]["mass"].square(), expected)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_compiled_step_explores_with_a_sampler_and_refuses_another_optimizer():
     def chain(compiled, warmup, **settings):
         torch._dynamo.reset()

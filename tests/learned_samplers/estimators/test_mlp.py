@@ -28,6 +28,7 @@ from learned_samplers.estimators import (
     sampling,
 )
 
+#: The fits are cut short on purpose: their chains have not settled.
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 SMALL = {"n_chains": 2, "n_samples": 5, "n_steps": 40, "tuning_steps": 20, "warmup_steps": 150, "random_state": 0}

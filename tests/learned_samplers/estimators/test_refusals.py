@@ -9,6 +9,7 @@ from sklearn.preprocessing import OneHotEncoder
 from learned_samplers.estimators import BayesianMLPClassifier, BayesianMLPRegressor, base
 from tests.learned_samplers.estimators.test_mlp import SMALL, table
 
+#: The fits are cut short on purpose: their chains have not settled.
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 X, Y = table(20)

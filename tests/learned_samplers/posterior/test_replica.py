@@ -90,7 +90,7 @@ def test_a_loader_whose_threads_predict():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # what is tested
 def test_a_forked_process_predicts_the_same():
     samples = collection(ensemble(mlp, 4))
     expected = samples.predict(X)
