@@ -17,7 +17,7 @@ from learned_samplers.learned.native.kernel import native_library
 from learned_samplers.table import SAMPLERS
 
 #: The samplers that most people need, in the order in which they are shown.
-FIRST = ("SGHMC", "BAOA", "AdaptedSGHMC", "WhitenedSGHMC", "CyclicalSGMCMC", "L2E")
+FIRST = [name for name, entry in SAMPLERS.items() if entry.recommended]
 
 
 def samplers() -> list[tuple[str, str, str]]:

@@ -44,10 +44,12 @@ class Entry:
     Args:
         sampler: the class.
         settings: keywords that it needs beside ``lr`` and ``num_data``, at values that suit a run of some steps.
+        recommended: whether it is one of the few that most people need.
     """
 
     sampler: type[Sampler]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    recommended: bool = False
 
     def __call__(self, params: Any, lr: float = 0.05, num_data: float = 100, **settings: Any) -> Sampler:
         return self.sampler(params, lr, num_data, **{**self.settings, **settings})
@@ -102,11 +104,12 @@ class Entry:
 SAMPLERS: dict[str, Entry] = {}
 
 
-def register(sampler: type[Sampler], **settings: Any) -> Entry:
+def register(sampler: type[Sampler], *, recommended: bool = False, **settings: Any) -> Entry:
     """Add a sampler to the table, and give its line.
 
     Args:
         sampler: a subclass of `Sampler`. One of the same name takes the place of an earlier one.
+        recommended: whether ``python -m learned_samplers`` shows it without ``--all``.
         settings: keywords that it needs beside ``lr`` and ``num_data``.
 
     Raises:
@@ -114,24 +117,24 @@ def register(sampler: type[Sampler], **settings: Any) -> Entry:
     """
     if not (isinstance(sampler, type) and issubclass(sampler, Sampler)):
         raise TypeError(f"sampler must be a subclass of Sampler, got {sampler!r:.60}")
-    entry = SAMPLERS[sampler.__name__] = Entry(sampler, settings)
+    entry = SAMPLERS[sampler.__name__] = Entry(sampler, settings, recommended)
     return entry
 
 
 register(SGLD)
-register(SGHMC)
-register(BAOA)
-register(AdaptedSGHMC, warmup_steps=4, eps=0.1)
-register(WhitenedSGHMC)
+register(SGHMC, recommended=True)
+register(BAOA, recommended=True)
+register(AdaptedSGHMC, recommended=True, warmup_steps=4, eps=0.1)
+register(WhitenedSGHMC, recommended=True)
 register(PSGLD)
 register(SGLRW)
 register(SGNHT)
-register(CyclicalSGMCMC, cycle_length=5, exploration_ratio=0.4)
+register(CyclicalSGMCMC, recommended=True, cycle_length=5, exploration_ratio=0.4)
 register(EntropyMCMC, guide_variance=0.1)
 register(HMC, leapfrog_steps=3)
 register(MCLMC)
 register(IVON)
-register(L2E)
+register(L2E, recommended=True)
 register(KineticL2E)
 register(PrecondL2E)
 register(MetaSGMCMC)

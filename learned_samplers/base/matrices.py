@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.operations import waits_for_launches
+from learned_samplers.base.protocol import Chain
 from learned_samplers.base.segments import Segments, matrix_sides
 
 #: Of the running average R ← d·R + (1−d)·GᵀG.
@@ -287,7 +288,7 @@ def renew_roots_(states: Sequence[Tensor], step: int, first: int = 0) -> None:
             roots[i].copy_(root.reshape(roots[i].shape))
 
 
-def renew_roots(sampler: Any, group: dict[str, Any]) -> None:
+def renew_roots(sampler: Chain, group: dict[str, Any]) -> None:
     """`renew_roots_` after a step of one group, for a sampler that keeps covariances and roots as state "whitening".
 
     Tensors without a gradient in this step have their turn too: it may fall on steps in which they never have one.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.guards.side_by_side import is_stacked
+from learned_samplers.base.protocol import Chain
 
 #: Key of the parameter groups whose precision a prior draws.
 DRAWN = "prior_is_drawn"
@@ -37,7 +38,7 @@ class Prior:
         """
         raise NotImplementedError
 
-    def draw(self, sampler: Any) -> None:
+    def draw(self, sampler: Chain) -> None:
         """Draw λ of each parameter group of a sampler, given its weights."""
         raise NotImplementedError
 
@@ -136,7 +137,7 @@ def _parts(group: dict[str, Any], prior: Prior) -> Iterable[dict[str, Any]]:
     return parts.values()
 
 
-def check_taken(sampler: Any, prior: Prior) -> None:
+def check_taken(sampler: Chain, prior: Prior) -> None:
     """Raise ValueError where a sampler cannot have a prior with several precisions, or one that is drawn."""
     name = type(sampler).__name__
     if sampler.declared["prior_precision"].shared:

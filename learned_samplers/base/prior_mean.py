@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import sharding
+from learned_samplers.base.protocol import Chain
 
 PriorMean = str | Sequence[Tensor] | None
 
 
-def resolve(sampler: Any, prior_mean: Any, params: list[Tensor], dtypes: list[torch.dtype]) -> list[Tensor] | None:
+def resolve(sampler: Chain, prior_mean: Any, params: list[Tensor], dtypes: list[torch.dtype]) -> list[Tensor] | None:
     """μ of each parameter as tensors of its own: None for zero, "initial" for the present weights, or given tensors.
 
     ``dtypes`` are those in which the parameters are updated.
@@ -36,7 +37,7 @@ def resolve(sampler: Any, prior_mean: Any, params: list[Tensor], dtypes: list[to
     ]
 
 
-def validate(sampler: Any, name: str, means: Any, params: list[Tensor], *, laid_out: bool = True) -> None:
+def validate(sampler: Chain, name: str, means: Any, params: list[Tensor], *, laid_out: bool = True) -> None:
     """Raise TypeError or ValueError unless it is None, or one finite real tensor of each parameter's shape.
 
     None alone where the sampler takes no other; ``laid_out``: over processes as the parameters are.
@@ -58,7 +59,7 @@ def validate(sampler: Any, name: str, means: Any, params: list[Tensor], *, laid_
             raise ValueError(f"{name} must be finite, got {mean!r:.60}")
 
 
-def _refuse_untaken(sampler: Any, name: str) -> None:
+def _refuse_untaken(sampler: Chain, name: str) -> None:
     if not sampler.takes_prior_mean:
         raise ValueError(f"{name} must be None for {type(sampler).__name__}, whose energy has the prior at zero")
 
@@ -82,7 +83,7 @@ def of_params(group: dict[str, Any], params: list[Tensor]) -> list[Tensor] | Non
 
 
 @contextmanager
-def centred_at_zero(sampler: Any, evaluation: Any) -> Iterator[None]:
+def centred_at_zero(sampler: Chain, evaluation: Any) -> Iterator[None]:
     """Within it parameters are θ − μ: coordinates in which the prior's mean is zero."""
     shifted: list[tuple[list[Tensor], list[Tensor]]] = []
     for group, inputs in zip(sampler.param_groups, evaluation.groups, strict=True):

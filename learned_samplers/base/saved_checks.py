@@ -10,9 +10,10 @@ from torch import Tensor
 
 from learned_samplers.base import prior_mean, sharding, validation
 from learned_samplers.base.guards import precision
+from learned_samplers.base.protocol import Chain
 
 
-def validate_groups(sampler: Any, saved: dict[str, Any]) -> None:
+def validate_groups(sampler: Chain, saved: dict[str, Any]) -> None:
     """Raise ValueError unless the saved groups are those of ``sampler``: number, names, structure, hyperparameters."""
     own_groups, groups = sampler.param_groups, saved.get("param_groups")
     if not isinstance(groups, list) or not all(isinstance(g, dict) and "params" in g for g in groups):
@@ -44,7 +45,7 @@ def validate_groups(sampler: Any, saved: dict[str, Any]) -> None:
         sampler.check_settings({**own_group, **group})
 
 
-def _validate_shapes(sampler: Any, shapes: Any) -> None:
+def _validate_shapes(sampler: Chain, shapes: Any) -> None:
     """Raise ValueError unless the saved shapes are those of the parameters; None where the state does not say.
 
     A sampler without state tensors has nothing else by which another network's state could be told.
@@ -60,7 +61,7 @@ def _validate_shapes(sampler: Any, shapes: Any) -> None:
             raise ValueError(f"state_dict has the shape {tuple(saved)} for parameter {name}, this sampler has {shape}")
 
 
-def validate_tensors(sampler: Any, saved: dict[str, Any]) -> None:
+def validate_tensors(sampler: Chain, saved: dict[str, Any]) -> None:
     """Raise ValueError for a state tensor that is missing, of another name or shape, complex or not finite."""
     sampler_name, groups = type(sampler).__name__, saved["param_groups"]
     entries, waiting = saved.get("state"), saved["sampler"].get("without_state", [])

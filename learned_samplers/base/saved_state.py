@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from learned_samplers.base.guards import broken_off, precision, resumed, shards
 from learned_samplers.base.noise import NoisyOptimizer
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.prior import Prior
+from learned_samplers.base.protocol import Chain
 from learned_samplers.base.saved_checks import (
     checksum_of,
     dtype_name,
@@ -83,7 +84,7 @@ class ResumableOptimizer(NoisyOptimizer):
         """
         broken_off.refuse(self)
         if self.mesh is not None and not self.state:
-            shards.make_state(self)
+            shards.make_state(cast(Chain, self))
         saved = super().state_dict()
         # NumPy's numbers, of a grid or a scheduler, would not load with weights_only.
         saved["param_groups"] = [
@@ -216,8 +217,8 @@ class ResumableOptimizer(NoisyOptimizer):
         mine = self.generator
         device = self.param_groups[0]["params"][0].device if mine is None else mine.device
         validate_noise(saved, own_generator=mine is not None, device=device)
-        validate_groups(self, saved)
-        validate_tensors(self, saved)
+        validate_groups(cast(Chain, self), saved)
+        validate_tensors(cast(Chain, self), saved)
         validate_checksum(saved)
 
     def validate_header(self, header: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from learned_samplers.base import sharding, validation
 from learned_samplers.base.guards import precision, side_by_side
 from learned_samplers.base.norms import joint_norms
+from learned_samplers.base.protocol import Chain
 
 # Parameters are updated in blocks of about this many coordinates, so that a block's noise is still in the processor's
 # cache when it is added and never takes as much memory as the parameters do.
@@ -66,7 +67,7 @@ class Evaluation:
     centred: bool = False
 
 
-def collect(sampler: Any, loss: Any = None) -> Evaluation:
+def collect(sampler: Chain, loss: Any = None) -> Evaluation:
     """The sampled parameters of each group and their gradients, which are there, dense and finite; beside the loss.
 
     Parameters are looked at in turn, all of them every 8 steps, or in every step where there are at most 16 tensors.
@@ -97,7 +98,7 @@ def collect(sampler: Any, loss: Any = None) -> Evaluation:
     return evaluation
 
 
-def _of_group(sampler: Any, group: dict[str, Any], evaluation: Evaluation) -> GroupInputs:
+def _of_group(sampler: Chain, group: dict[str, Any], evaluation: Evaluation) -> GroupInputs:
     inputs, shapes = GroupInputs([], []), sampler.first_shapes
     for i, p in enumerate(group["params"]):
         if not p.requires_grad:
@@ -133,7 +134,7 @@ def _of_group(sampler: Any, group: dict[str, Any], evaluation: Evaluation) -> Gr
     return inputs
 
 
-def _report(sampler: Any, what: str, of: Any) -> None:
+def _report(sampler: Chain, what: str, of: Any) -> None:
     """Raise FloatingPointError for the first parameter, or gradient of one, that is not finite."""
     for group in sampler.param_groups:
         for i, p in enumerate(group["params"]):

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from learned_samplers.base import prior_mean, sharding
 from learned_samplers.base.operations import as_number
+from learned_samplers.base.protocol import Chain
 
 
-def temperatures_of(sampler: Any, group: dict[str, Any]) -> dict[str, float]:
+def temperatures_of(sampler: Chain, group: dict[str, Any]) -> dict[str, float]:
     """Return the kinetic and the configurational temperature of one group, see `Sampler.temperatures`."""
     moved = [p for p in group["params"] if p.requires_grad and p.grad is not None]
     size = sum(p.numel() for p in moved)

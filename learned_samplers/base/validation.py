@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learned_samplers.base.protocol import Chain
+
 
 def number(name: str, value: Any) -> float:
     """``value`` as a finite float; a zero-dimensional tensor counts as a number.
@@ -142,7 +144,7 @@ def parameter(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a dense tensor, got layout {value.layout}")
 
 
-def same_in_all_groups(sampler: Any, group: dict[str, Any], names: Iterable[str]) -> None:
+def same_in_all_groups(sampler: Chain, group: dict[str, Any], names: Iterable[str]) -> None:
     """Raise ValueError unless a group has the first group's values of what belongs to the whole chain."""
     groups = getattr(sampler, "param_groups", None)
     first = groups[0] if groups else group

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -15,7 +15,7 @@ from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
 from learned_samplers.checks import targets
 from learned_samplers.checks.check import check_sampler
-from learned_samplers.checks.protocol import made_by, refuse
+from learned_samplers.checks.protocol import Factory, made_by, refuse
 from learned_samplers.checks.report import CurvatureResult, judge
 from learned_samplers.checks.simulation import Simulation
 from learned_samplers.checks.targets import Kernel, Target
@@ -94,7 +94,7 @@ class Law:
 
     def holds(
         self,
-        sampler: Any,
+        sampler: type[torch.optim.Optimizer] | Factory | Kernel,
         order: str = "O(h)",
         *,
         target: Target | None = None,
@@ -235,9 +235,9 @@ class _Run:
         return dataclasses.replace(self, results=results, judged=judged)
 
 
-def _factory(sampler: Any) -> Any:
+def _factory(sampler: type[torch.optim.Optimizer] | Factory) -> Factory:
     if not (isinstance(sampler, type) and issubclass(sampler, torch.optim.Optimizer)):
-        return sampler
+        return cast(Factory, sampler)
 
     def factory(params: list[torch.Tensor]) -> torch.optim.Optimizer:
         try:
@@ -303,7 +303,7 @@ def _seconds(trial: Callable[[], Any]) -> float:
 
 @torch.random.fork_rng(devices=[])
 def _on_target(
-    sampler: Any,
+    sampler: type[torch.optim.Optimizer] | Factory | Kernel,
     target: Target,
     lr: float | None,
     seconds: float,

@@ -13,7 +13,7 @@ from torch import Tensor
 Factory = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 
-def refuse(sampler: Any, what: str) -> None:
+def refuse(sampler: torch.optim.Optimizer, what: str) -> None:
     """ValueError with the reason, for a sampler of which ``what`` cannot say anything."""
     if reason := getattr(sampler, "not_checked", ""):
         raise ValueError(f"{what} cannot check {type(sampler).__name__}: {reason}")
@@ -36,13 +36,13 @@ def made_by(factory: Any, argument: str) -> torch.optim.Optimizer:
     return made
 
 
-def unwatched(sampler: Any) -> None:
+def unwatched(sampler: torch.optim.Optimizer) -> None:
     """Switch off the watch on outside changes: what a sampler under test does in its own step is measured."""
     if (watch := getattr(sampler, "outside", None)) is not None:
         watch.watching = False
 
 
-def take_step(sampler: Any, closure: Callable[[], Any]) -> None:
+def take_step(sampler: torch.optim.Optimizer, closure: Callable[[], Any]) -> None:
     """``sampler.step(closure)``, with errors that say what the closure does."""
     name = type(sampler).__name__
     try:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from learned_samplers.checks.linear import LinearStep
 from learned_samplers.checks.moments import (
@@ -94,7 +95,7 @@ class Simulation:
             (torch.randn(self.shape, dtype=self.dtype) * math.sqrt(target)).requires_grad_() for target in self.targets
         ]
         begun = [p.detach().flatten()[:COORDINATES].clone() for p in params]
-        sampler: Any = self.factory(params)
+        sampler = self.factory(params)
         unwatched(sampler)
         for group in sampler.param_groups:
             group["lr"] = group["lr"] * lr_factor
@@ -141,7 +142,7 @@ class Simulation:
             rows.append(dict(zip(_MOMENTS, (*moments, *heats, *kurtoses[i].result(), left), strict=True)))
         return rows
 
-    def _take(self, steps: int, step: Callable[[], Any], sampler: Any) -> None:
+    def _take(self, steps: int, step: Callable[[], Any], sampler: Optimizer) -> None:
         """Take ``steps`` steps in which the sampler samples, and those between: ``_waits`` at most in all."""
         while steps:
             step()
@@ -153,7 +154,7 @@ class Simulation:
                     "give more steps=, or a factory of a sampler that explores or adapts for less"
                 )
 
-    def _stepper(self, sampler: Any, params: list[Tensor]) -> Callable[[], Any]:
+    def _stepper(self, sampler: Optimizer, params: list[Tensor]) -> Callable[[], Any]:
         epochs = [ReshuffledNoise(p, self.batches_per_epoch) for p in params] if self.batches_per_epoch else None
 
         @torch.no_grad()
@@ -174,7 +175,7 @@ class Simulation:
 
         return step
 
-    def _start_stationary(self, sampler: Any, params: list[Tensor], maps: list[LinearStep | None]) -> None:
+    def _start_stationary(self, sampler: Optimizer, params: list[Tensor], maps: list[LinearStep | None]) -> None:
         """Draw (θ, state) from the stationary law, its mean included, so that no burn-in has to be guessed."""
         for p, one in zip(params, maps, strict=True):
             assert one is not None

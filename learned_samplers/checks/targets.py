@@ -103,7 +103,7 @@ def optimizer_kernel(factory: Factory, name: str, num_data: float) -> Kernel:
     return Kernel(name, begin)
 
 
-def data_of(sampler: Any, num_data: float | None) -> float:
+def data_of(sampler: torch.optim.Optimizer, num_data: float | None) -> float:
     """N of an optimizer's parameter group, or the one that is given; 1 where there is neither."""
     value = as_number(sampler.param_groups[0].get("num_data", 1.0)) if num_data is None else num_data
     validation.positive("num_data", value)

@@ -40,7 +40,7 @@ def adapted_rule(
     """Take a step of `AdaptedSGHMC`'s own, not of its warm-up: a pure function, with any leading batch axes.
 
     It is `baoa_rule` in the coordinates φ = S⁻¹·θ, where the gradient is S·ĝ, ĝ = g + λθ/N, and θ moves
-    by S times φ's movement: the law exp(−U/T − ‖r‖²/2T) is `BAOA`'s for any S that does not depend on θ.
+    by S times φ's movement: the law exp(−U/T − ‖r‖²/2T) is that rule's for any S that does not depend on θ.
 
     Args:
         parameter, gradient, noise, momentum: as for that rule.
@@ -78,7 +78,7 @@ class AdaptedSGHMC(WarmedUpSampler):
         t > W       the step below, with G as it was at t = W                                                sample
 
         G = a/(√v̂ + √(λT)/N + eps);   hᵢ = √(lr·Gᵢ/N)                                    the step of each coordinate
-        r ← r − h·N·ĝ;  θ ← θ + (h/2)·r;  r ← (1−a)·r + √(T(2a−a²))·ξ;  θ ← θ + (h/2)·r           `BAOA`'s
+        r ← r − h·N·ĝ;  θ ← θ + (h/2)·r;  r ← (1−a)·r + √(T(2a−a²))·ξ;  θ ← θ + (h/2)·r
 
     With mass="matrix" G is a matrix for each matrix of weights (`learned_samplers.classical.mass.MatrixMass`), on the
     inputs' side, in blocks of at most 288 columns. It is renewed every ten steps while the chain settles. It takes

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.operations import as_number
+from learned_samplers.base.protocol import Chain
 
 #: Energies in units of T that differ by less than this share of the larger one, or by less than `NEGLIGIBLE`, are the
 #: same: sums over a million losses in another order, atomic additions and TF32 stay below, minibatches far above.
@@ -69,7 +70,7 @@ class OneLoss:
     def __init__(self) -> None:
         self.steps, self.share = 0, 0.0
 
-    def compare(self, sampler: Any, start_loss: Any, end_loss: Any, along: float) -> None:
+    def compare(self, sampler: Chain, start_loss: Any, end_loss: Any, along: float) -> None:
         """Take in one more step: the losses at both ends (or None, which says nothing), and ½(g(θ) + g(θ + δ))·δ.
 
         Raises:
@@ -100,10 +101,10 @@ class KnownLoss:
     and number of data, temperature and prior are as they were.
     """
 
-    def __init__(self, sampler: Any, loss: Tensor, values: dict[Tensor, Tensor]):
+    def __init__(self, sampler: Chain, loss: Tensor, values: dict[Tensor, Tensor]):
         self.loss, self.values, self.surroundings = loss.detach().double().cpu(), values, _surroundings(sampler, values)
 
-    def belies(self, sampler: Any, loss: Tensor) -> tuple[float, float] | None:
+    def belies(self, sampler: Chain, loss: Tensor) -> tuple[float, float] | None:
         """Return both losses (of the first such chain) if ``loss`` differs though nothing has changed; else None."""
         if _surroundings(sampler, self.values) != self.surroundings:
             return None
@@ -118,7 +119,7 @@ class KnownLoss:
         return self.loss.reshape(-1)[first].item(), now.reshape(-1)[first].item()
 
 
-def _surroundings(sampler: Any, values: dict[Tensor, Tensor]) -> list[Any]:
+def _surroundings(sampler: Chain, values: dict[Tensor, Tensor]) -> list[Any]:
     """Everything that a loss may depend on beside the sampled values, as far as a sampler can see it."""
     keys = ("num_data", "temperature", "prior_precision")
     numbers = [as_number(group[key]) for group in sampler.param_groups for key in keys]

@@ -40,7 +40,7 @@ def mclmc_rule(
 ) -> tuple[list[Tensor], list[Tensor], tuple[Tensor, Tensor]]:
     """A turn, half a move, refresh, half a move: one step of microcanonical Langevin dynamics with one gradient.
 
-    The refresh within the move keeps stiff directions unbiased, as in `BAOA`.
+    The refresh within the move keeps stiff directions unbiased, as in `baoa_rule`.
 
     Every argument is a list over all tensors of a chain, each with ``batch_axes`` leading axes of chains; ``size`` is
     d, the coordinates of one chain. ``step_size`` is σ, a number or a tensor for each: the length of the step is that

@@ -133,8 +133,8 @@ def local_learning_coefficient(
         localization: γ > 0, in 1/w².
         temperature: T; None for log n, the inverse temperature of the definition.
         lr: learning rate of the sampler; None for what `suggest_lr` finds, with at most 5 % of bias and of heat.
-        sampler: class of the sampler (or a ``functools.partial`` of it): `SGLD`, or `BAOA` or `SGHMC`, which mix faster
-            along soft directions.
+        sampler: class of the sampler (or a ``functools.partial`` of it): `SGLD`, or one with a momentum, which mixes
+            faster along soft directions.
         num_chains: independent chains, for the standard error.
         burn_in, steps: gradient steps a chain, not measured and measured; both are rounded up to whole epochs.
         seed: of all chains; torch's global generator is left as it was.

@@ -38,9 +38,9 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
     r"""Predicts numbers from a table with an honest spread: `fit`, then ``predict(X, return_std=True)``.
 
     Eight networks start from different weights, are trained by Adam until held-out rows say stop, and then sample the
-    posterior side by side (`MCLMC` on all rows; beyond 10,000 rows `BAOA` on minibatches). Step size, momentum length
-    and burn-in are found meanwhile; sampling ends early where the chains have settled, and `verdict_` says whether they
-    have. Inputs and targets are standardised inside, missing values are refused. The prior is
+    posterior side by side (`MCLMC` on all rows; beyond 10,000 rows `baoa_rule` on minibatches). Step size, momentum
+    length and burn-in are found meanwhile; sampling ends early where the chains have settled, and `verdict_` says
+    whether they have. Inputs and targets are standardised inside, missing values are refused. The prior is
     N(0, 1/``prior_precision``) on every weight::
 
         model = BayesianMLPRegressor(random_state=0).fit(X_train, y_train)

@@ -342,7 +342,7 @@ class Microcanonical:
 
 
 class Thermal:
-    """`BAOA`'s steps on minibatches, with the largest lr that their noise heats by at most `HEAT`."""
+    """Steps of `baoa_rule` on minibatches, with the largest lr that their noise heats by at most `HEAT`."""
 
     def __init__(self, flat: nn.Parameter, num_data: int, generator: torch.Generator, lr: float = 1e-3) -> None:
         self.flat, self.num_data, self.generator, self.lr = flat, num_data, generator, lr

@@ -106,11 +106,11 @@ class ChainLog:
             sampler.register_step_post_hook(self._after),
         ]
 
-    def _before(self, sampler: Any, arguments: Any, keywords: Any) -> None:
+    def _before(self, sampler: Sampler, arguments: Any, keywords: Any) -> None:
         if (sampler.step_count + 1) % self.every == 0:
             self._rates = rates(sampler)
 
-    def _after(self, sampler: Any, arguments: Any, keywords: Any) -> None:
+    def _after(self, sampler: Sampler, arguments: Any, keywords: Any) -> None:
         step = sampler.step_count
         if step % self.every:
             return

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from learned_samplers.base import sharding
 from learned_samplers.base.operations import as_number
+from learned_samplers.base.protocol import Chain
 from learned_samplers.base.saved_state import ResumableOptimizer
 
 #: Makes an optimizer from a list of groups with ``params`` and ``lr``.
@@ -72,7 +73,7 @@ def state_dict(optimizer: Optimizer) -> dict[str, Any]:
     return {"class": type(optimizer).__name__, **optimizer.state_dict()}
 
 
-def loadable(sampler: Any, optimizer: Optimizer | None, saved: Any) -> dict[str, Any] | None:
+def loadable(sampler: Chain, optimizer: Optimizer | None, saved: Any) -> dict[str, Any] | None:
     """Return the state that the base optimizer is to load, from a saved one; None where neither side has any.
 
     Raises:

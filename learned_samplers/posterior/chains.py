@@ -49,12 +49,10 @@ class Chains(nn.Module):
         samples = chains.split(posterior)  # a SampleCollection of one network, which knows its chains
 
     **Which samplers.** Noise is drawn for every weight of every chain. A parameter is a tensor of all chains, with a
-    leading axis of K: that is for samplers that move every weight by itself (`SGLD`, `SGHMC`, `BAOA`, `PSGLD`, `SGLRW`,
-    `EntropyMCMC`, `CyclicalSGMCMC`, `AdaptedSGHMC` with a diagonal mass), and for those that take the energy of each
-    chain (`MCLMC`, `HMC`, `MetaSGMCMC`; the closure returns the K losses). Each chain then moves as it would alone;
-    only a step size that is found on the way (``adapt_steps``) is one for all. With ``separate`` a
-    parameter is a tensor of one chain: that is for samplers that look at a matrix, or at the mean over a tensor
-    (`WhitenedSGHMC`, `AdaptedSGHMC` with a matrix mass or ``total_steps``, `L2E`, `SGNHT`). A sampler refuses
+    leading axis of K: that is for samplers that move every weight by itself, and for those that take the energy of each
+    chain (the closure returns the K losses): `stacked` in the table of samplers. Each chain then moves as it would
+    alone; only a step size that is found on the way (``adapt_steps``) is one for all. With ``separate`` a parameter is
+    a tensor of one chain: that is for samplers that look at a matrix, or at the mean over a tensor. A sampler refuses
     parameters in which it would mix the chains.
 
     **A step size, a mass and a prior for each chain.** The sampler moves φ and the networks have θ = s·φ, where s is 1

@@ -245,7 +245,7 @@ class PosteriorSamples(SampleCollection, HookedSteps):
                 self._store.fixed, self._store.frozen = before
             raise
         self._progress = progress
-        if added:
+        if added and self._sampler is not None:
             self._watch.kept(self._sampler, step, number)
 
     def _why_empty(self) -> str:

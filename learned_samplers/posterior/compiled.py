@@ -69,8 +69,8 @@ class HookedSteps:
         self._token, self._key = torch.zeros(1), register(self._after_compiled_step)
         self._handle = sampler.register_step_post_hook(self._on_step)
 
-    def _on_step(self, sampler: Any, args: Any = None, kwargs: Any = None) -> None:
-        step = -1 if self._counts else int(sampler.step_count)
+    def _on_step(self, sampler: Optimizer, args: Any = None, kwargs: Any = None) -> None:
+        step = int(getattr(sampler, "step_count", -1))
         sampling, cycle = bool(getattr(sampler, "is_sampling", True)), int(getattr(sampler, "cycle", 0))
         if torch.compiler.is_compiling():
             tensors = [tensor.detach() for tensor in self._varying.values()]

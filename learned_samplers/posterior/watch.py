@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+
+from torch.optim import Optimizer
 
 #: Below this share of the largest learning rate of a kept sample, samples are near copies of each other.
 VANISHING = 0.01
@@ -18,7 +19,7 @@ class Watch:
         self._largest_rate = 0.0
         self._told_of_rate = self._told_of_heat = False
 
-    def kept(self, sampler: Any, step: int, number: int) -> None:
+    def kept(self, sampler: Optimizer, step: int, number: int) -> None:
         """The ``number``-th state of a chain was kept at ``step``."""
         if not self._told_of_rate:
             self._rate(sampler, step)
@@ -26,7 +27,7 @@ class Watch:
         if not self._told_of_heat and number.bit_count() == 1:
             self._heat(sampler, step)
 
-    def _rate(self, sampler: Any, step: int) -> None:
+    def _rate(self, sampler: Optimizer, step: int) -> None:
         # A cyclical schedule means to fall, and goes up again; draws from a Gaussian do not depend on the rate.
         if getattr(sampler, "schedule", None) is not None or hasattr(sampler, "sampled_params"):
             return
@@ -41,10 +42,11 @@ class Watch:
                 stacklevel=3,
             )
 
-    def _heat(self, sampler: Any, step: int) -> None:
-        if not hasattr(sampler, "temperatures"):
+    def _heat(self, sampler: Optimizer, step: int) -> None:
+        temperatures = getattr(sampler, "temperatures", None)
+        if temperatures is None:
             return
-        for measured, group in zip(sampler.temperatures(), sampler.param_groups, strict=True):
+        for measured, group in zip(temperatures(), sampler.param_groups, strict=True):
             kinetic, asked = measured["kinetic"], float(group["temperature"])
             if kinetic > RUNAWAY * max(asked, 1.0):
                 self._told_of_heat = True

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from learned_samplers.base import prior_mean, sharding, validation
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.prior import DRAWN, Prior
+from learned_samplers.base.protocol import Chain
 
 
 class GammaHyperprior(Prior):
@@ -56,7 +55,7 @@ class GammaHyperprior(Prior):
     def precision(self, name: str | None, p: Tensor) -> float:
         return self.start
 
-    def draw(self, sampler: Any) -> None:
+    def draw(self, sampler: Chain) -> None:
         for group in filter(lambda group: group.get(DRAWN), sampler.param_groups):
             temperature = as_number(sampler.hyper(group)["temperature"])
             params = [p for p in group["params"] if p.requires_grad]

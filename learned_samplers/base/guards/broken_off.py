@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learned_samplers.base.protocol import Chain
 
-def refuse(sampler: Any) -> None:
+
+def refuse(sampler: object) -> None:
     """Raise RuntimeError if an update was broken off in the middle and no state was loaded since."""
     if getattr(sampler, "broken_off", False):
         raise RuntimeError(
@@ -36,7 +38,7 @@ class Attempt:
         sampler: the one that steps; it is marked if its update had begun to write.
     """
 
-    def __init__(self, sampler: Any):
+    def __init__(self, sampler: Chain):
         self.sampler, self.evaluation = sampler, None
         self.states: list[Any] | None = None
 
@@ -78,7 +80,7 @@ class Attempt:
 
 
 @contextmanager
-def attempt(sampler: Any) -> Iterator[Attempt]:
+def attempt(sampler: Chain) -> Iterator[Attempt]:
     """A step: an error in it puts the generators back, and marks the chain if the update had begun to write."""
     noise = [sampler.rng_state()]
     if sampler.generator is not None:
@@ -95,7 +97,7 @@ def attempt(sampler: Any) -> Iterator[Attempt]:
 
 
 @contextmanager
-def putting_back(sampler: Any) -> Iterator[None]:
+def putting_back(sampler: Chain) -> Iterator[None]:
     """For an evaluation that has moved the weights and puts them back: if that fails, the chain is marked."""
     try:
         yield

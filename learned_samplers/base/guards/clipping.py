@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from learned_samplers.base.protocol import Chain
 from learned_samplers.base.sharding import local
 from learned_samplers.base.warning import warn
 
@@ -30,7 +31,7 @@ class ClippingWatch:
         #: Total norm from which on a step is worth a look; infinite once it has warned.
         self.watched = 0.0
 
-    def look(self, sampler: Any, evaluation: Any) -> None:
+    def look(self, sampler: Chain, evaluation: Any) -> None:
         """Compare a step's gradients, whose total norm is at least `watched`, with those of before."""
         gradients = [g for inputs in evaluation.groups for g in inputs.gradients]
         total = evaluation.total_norm

@@ -9,6 +9,7 @@ from torch import Tensor
 from learned_samplers.base import prior_mean, validation
 from learned_samplers.base.group_keys import refuse_late
 from learned_samplers.base.operations import as_number
+from learned_samplers.base.protocol import Chain
 from learned_samplers.base.warning import warn
 
 _IMMUTABLE = frozenset({int, float, bool, str, type(None)})
@@ -25,7 +26,7 @@ class CheckedValues:
         self.warned_of_temperatures = False
 
 
-def check_changed(sampler: Any) -> None:
+def check_changed(sampler: Chain) -> None:
     """Check each group with a hyperparameter that differs from the one that was checked last.
 
     Raises:
@@ -52,7 +53,7 @@ def check_changed(sampler: Any) -> None:
         _warn_of_several_temperatures(sampler)
 
 
-def _warn_of_several_temperatures(sampler: Any) -> None:
+def _warn_of_several_temperatures(sampler: Chain) -> None:
     """Warn once where groups of a sampler with a law have different temperatures above 0: heat flows between them."""
     groups = sampler.param_groups
     temperatures = {as_number(group.get("sampling_temperature", group["temperature"])) for group in groups} - {0.0}

@@ -12,12 +12,12 @@ chain begins elsewhere. Weights that are swapped out for an evaluation and put b
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from learned_samplers.base.protocol import Chain
 from learned_samplers.base.warning import warn
 
 #: Steps of a sampler that are watched.
@@ -39,7 +39,7 @@ class OutsideChanges:
         self.noted: Tensor | None = None
         self.watching = True
 
-    def __call__(self, sampler: Any) -> None:
+    def __call__(self, sampler: Chain) -> None:
         """Compare the weights with those that the last step left, and look in the first steps who takes this one."""
         if self.steps < 2 and (outer := _outer_optimizer(sampler)) is not None:
             name = type(outer).__name__
@@ -58,7 +58,7 @@ class OutsideChanges:
                     "prior_precision="
                 )
 
-    def note(self, sampler: Any) -> None:
+    def note(self, sampler: Chain) -> None:
         """Keep a few of the weights as a step has left them."""
         self.steps += 1
         self.watching = self.steps < WATCHED and sampler.mesh is None
@@ -69,7 +69,7 @@ class OutsideChanges:
         warn(message)
 
 
-def _probe(sampler: Any) -> Tensor | None:
+def _probe(sampler: Chain) -> Tensor | None:
     """Copy of a few numbers of the first, the middle and the last parameter that is sampled."""
     params = [p for group in sampler.param_groups for p in group["params"] if p.requires_grad and p.numel()]
     chosen = {0, len(params) // 2, len(params) - 1} if params else set()
@@ -86,7 +86,7 @@ def _equal(first: Tensor, second: Tensor | None) -> bool:
     return torch.equal(first, second)
 
 
-def _outer_optimizer(sampler: Any) -> Optimizer | None:
+def _outer_optimizer(sampler: Chain) -> Optimizer | None:
     """The optimizer that holds this sampler and whose method is being run, or None."""
     frame = sys._getframe(2)
     for _ in range(_FRAMES):
@@ -100,7 +100,7 @@ def _outer_optimizer(sampler: Any) -> Optimizer | None:
     return None
 
 
-def _wraps(caller: Optimizer, sampler: Any) -> bool:
+def _wraps(caller: Optimizer, sampler: Chain) -> bool:
     """True if ``caller`` has the sampler as an attribute and is none of the harmless wrappers."""
     harmless = type(caller).__module__.partition(".")[0] in _HARMLESS
     return not harmless and any(value is sampler for value in vars(caller).values())

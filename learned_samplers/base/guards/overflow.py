@@ -9,10 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from learned_samplers.base import sharding
+from learned_samplers.base.protocol import Chain
 
 
 @contextmanager
-def undone(sampler: Any, evaluation: Any) -> Iterator[None]:
+def undone(sampler: Chain, evaluation: Any) -> Iterator[None]:
     """Within it an update is undone if a parameter or a state is not finite after it, or if it fails.
 
     Raises:
@@ -45,7 +46,7 @@ def undone(sampler: Any, evaluation: Any) -> Iterator[None]:
         raise
 
 
-def _not_finite(sampler: Any, moved: set[Tensor]) -> Iterator[str]:
+def _not_finite(sampler: Chain, moved: set[Tensor]) -> Iterator[str]:
     for group in sampler.param_groups:
         for i, p in enumerate(group["params"]):
             if p in moved:

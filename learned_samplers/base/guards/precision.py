@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learned_samplers.base.protocol import Chain
+
 #: Dtypes that need a master.
 HALF = frozenset({torch.bfloat16, torch.float16})
 #: Name of the copy in a parameter's state.
@@ -37,7 +39,7 @@ def working_dtype(group: dict[str, Any], p: Tensor) -> torch.dtype:
     return torch.float32 if has_master(group, p) else p.dtype
 
 
-def validate(sampler: Any, group: dict[str, Any], params: list[Tensor]) -> None:
+def validate(sampler: Chain, group: dict[str, Any], params: list[Tensor]) -> None:
     """Raise ValueError where ``master_weights`` or the sampler cannot have the dtype of a parameter."""
     wanted = group.get("master_weights", False)
     name = type(sampler).__name__
@@ -68,7 +70,7 @@ def refuse_compiled(evaluation: Any) -> None:
 
 
 @contextmanager
-def on_masters(sampler: Any, evaluation: Any) -> Iterator[None]:
+def on_masters(sampler: Chain, evaluation: Any) -> Iterator[None]:
     """Within it masters take the place of half-precision parameters, and float32 gradients stand beside them."""
     swapped: list[tuple[Tensor, Tensor]] = []
     try:
@@ -96,7 +98,7 @@ def without_autocast(groups: Sequence[dict[str, Any]]) -> AbstractContextManager
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
-def put_in_place(sampler: Any, p: Tensor, swapped: list[tuple[Tensor, Tensor]]) -> None:
+def put_in_place(sampler: Chain, p: Tensor, swapped: list[tuple[Tensor, Tensor]]) -> None:
     """Put one parameter's master, made if there is none, in its place; note the parameter and its own memory first."""
     state = sampler.state[p]
     state[MASTER] = _follow(p, state.get(MASTER))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from learned_samplers.base import sharding
 from learned_samplers.base.norms import norms
+from learned_samplers.base.protocol import Chain
 
 #: Steps between two comparisons of the copies; the first is before the first step.
 CHECK_EVERY = 100
@@ -33,7 +34,7 @@ def in_process_group() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def keep_together(sampler: Any) -> None:
+def keep_together(sampler: Chain) -> None:
     """Before a step in a process group: at the first one find out whether the chain is replicated, later compare.
 
     Raises:
@@ -61,7 +62,7 @@ def keep_together(sampler: Any) -> None:
         sampler.replicated = False
 
 
-def _refuse_late(sampler: Any) -> None:
+def _refuse_late(sampler: Chain) -> None:
     """Raise RuntimeError where a `DistributedDataParallel` module was made after a chain's first step.
 
     Looked for before steps 2, 3, 5, 9, 17, …: it takes some milliseconds.
@@ -99,7 +100,7 @@ def are_replicas(mode: str, params: list[Tensor]) -> bool:
     return replicated
 
 
-def writes(sampler: Any) -> bool:
+def writes(sampler: torch.optim.Optimizer) -> bool:
     """Whether this process is the one that writes the samples of the chain it takes part in."""
     if not in_process_group():
         return True
@@ -110,7 +111,7 @@ def writes(sampler: Any) -> bool:
     return dist.get_rank() == 0 or not are_replicas(getattr(sampler, "distributed", "auto"), params)
 
 
-def _agree(sampler: Any, params: list[Tensor]) -> None:
+def _agree(sampler: Chain, params: list[Tensor]) -> None:
     """Give the sampler the generator of its copies: that of process 0, or a new one with a seed of process 0's.
 
     Raises:
@@ -163,7 +164,7 @@ def _extremes(values: list[float], device: torch.device, group: Any = None) -> t
     return largest, -smallest
 
 
-def _compare_all(sampler: Any, params: list[Tensor], when: str) -> None:
+def _compare_all(sampler: Chain, params: list[Tensor], when: str) -> None:
     """Compare the copies: in all processes, or along each axis of a mesh those that it has copies of."""
     if sampler.mesh is None:
         _compare(params, when)

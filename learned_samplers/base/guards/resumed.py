@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from learned_samplers.base.protocol import Chain
 from learned_samplers.base.warning import warn
 
 
@@ -16,7 +16,7 @@ def weight_sums(params: Iterable[Tensor]) -> list[float]:
     return [p.detach().sum(dtype=torch.float32).item() if p.requires_grad else 0.0 for p in params]
 
 
-def other_weights(sampler: Any) -> None:
+def other_weights(sampler: Chain) -> None:
     """Warn, before the first step after a state was loaded, unless the weights are those that were saved with it.
 
     (Not when it is loaded: the weights may be loaded after it.)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from learned_samplers.base.protocol import Chain
 
 
-def keep_step(sampler: Any) -> None:
+def keep_step(sampler: Chain) -> None:
     """Before a step of a sampler that has a `CyclicalSchedule`, or had one when its state was saved.
 
     Raises:

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.guards.precision import has_master, put_in_place, swap_out
+from learned_samplers.base.protocol import Chain
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.sharding import is_sharded, local, placements, summed
 
 
-def mesh_of(sampler: Any, listed: Sequence[Any]) -> Any:
+def mesh_of(sampler: Chain, listed: Sequence[Any]) -> Any:
     """The device mesh of a sampler that gets a new group of tensors or (name, tensor) pairs, None without DTensors.
 
     Raises:
@@ -83,14 +84,14 @@ class LocalParts:
         return ShardSegment(owner) if is_sharded(owner) else Segments((part.numel(),))
 
 
-def refuse_compiled(sampler: Any) -> None:
+def refuse_compiled(sampler: Chain) -> None:
     """Raise NotImplementedError where a step of sharded parameters is being compiled."""
     if sampler.mesh is not None:
         raise NotImplementedError("a step of sharded parameters cannot be compiled: compile the network")
 
 
 @contextmanager
-def on_parts(sampler: Any, evaluation: Any = None) -> Iterator[None]:
+def on_parts(sampler: Chain, evaluation: Any = None) -> Iterator[None]:
     """Within it a sampler's groups, inputs and state are this process's parts; new state becomes DTensors after it."""
     state, before = sampler.state, sampler.generator.get_state()
     kept = [(group, group["params"], group["prior_mean"]) for group in sampler.param_groups]
@@ -128,7 +129,7 @@ def _gradient(gradient: Any, p: Any) -> Tensor:
     return local(gradient)
 
 
-def make_state(sampler: Any) -> None:
+def make_state(sampler: Chain) -> None:
     """Give a sampler that has taken no step its state, for a checkpoint to be read into."""
     with torch.no_grad(), on_parts(sampler):
         for group in sampler.param_groups:

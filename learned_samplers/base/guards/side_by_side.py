@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from learned_samplers.base.protocol import Chain
+
 #: How networks lie in a parameter, and what `Chains` is told for it: all along its leading axis, or one of them.
 KINDS = {"stacked": "separate=False", "separate": "separate=True"}
 
@@ -22,7 +24,7 @@ def is_stacked(p: Any) -> bool:
     return getattr(p, "side_by_side", None) == "stacked"
 
 
-def refuse(sampler: Any, listed: Sequence[Any]) -> None:
+def refuse(sampler: Chain, listed: Sequence[Any]) -> None:
     """Raise TypeError if the sampler would mix the networks of a new group of tensors or (name, tensor) pairs."""
     for i, entry in enumerate(listed):
         name, p = entry if isinstance(entry, tuple) else (f"params[{i}]", entry)
