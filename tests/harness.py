@@ -1,7 +1,5 @@
 """What the tests of the samplers share: the samplers, closed forms, and small problems to run them on."""
 
-from __future__ import annotations
-
 import copy
 import io
 from collections.abc import Callable

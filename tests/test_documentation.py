@@ -1,7 +1,5 @@
 """Every Python example of README, docs and reports runs as it stands; a tutorial's blocks one after the other."""
 
-from __future__ import annotations
-
 import json
 import re
 import warnings

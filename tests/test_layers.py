@@ -3,8 +3,6 @@
 Every import counts, also one inside a function or under ``TYPE_CHECKING``. The order of the rooms is the table below.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter

@@ -1,7 +1,5 @@
 """The pytest plugin: the fixture ``law`` in a suite of somebody else's, and what it costs those who do not use it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """The wheel holds every module and every data file of the packages, the compiled update, and nothing else."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

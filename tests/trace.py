@@ -1,7 +1,5 @@
 """What of the package one call passes: how deep somebody has to read who wants to know what it does."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs scenarios in one pair of processes of a gloo group on the CPU, which is slow to start."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

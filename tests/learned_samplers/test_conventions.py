@@ -1,7 +1,5 @@
 """The converter: round trips, and chains written in the other convention that turn out to be the same."""
 
-from __future__ import annotations
-
 import math
 
 import hypothesis

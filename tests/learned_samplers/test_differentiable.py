@@ -1,7 +1,5 @@
 """``higher`` differentiates through the chain: against finite differences, and equal to the sampler itself."""
 
-from __future__ import annotations
-
 import higher
 import pytest
 import torch

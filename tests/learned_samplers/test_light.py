@@ -1,7 +1,5 @@
 """A bare install swaps an optimizer and keeps samples; what is missing is named with the extra that has it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -58,12 +58,7 @@ def test_a_build_reads_the_version_where_it_stands_without_importing_the_package
 def test_every_sampler_is_there_once_with_its_law_and_a_sentence():
     rows = {name: law for name, law, sentence in samplers() if sentence.endswith(".")}
     assert len(rows) == len(samplers())
-    laws = {
-        "SGHMC": "law: O(h), measured",
-        "HMC": "law: exact, measured",
-        "SVGD": "no law",
-        "L2E": "no law",
-    }
+    laws = {"SGHMC": "law: O(h), measured", "HMC": "law: exact, measured", "SVGD": "no law", "L2E": "no law"}
     assert laws.items() <= rows.items()
 
 

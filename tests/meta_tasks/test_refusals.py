@@ -1,7 +1,5 @@
 """What the rooms of meta-training refuse: an error of its class that names the argument, before anything is done."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """For the tests of meta-training: a quadratic with a known answer, random images, and the smallest meta-learner."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The site: generated pages, what the strict build refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -3,8 +3,6 @@
 After each the weights, the state and the generators are as they were, or the chain refuses to go on from half a step.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest

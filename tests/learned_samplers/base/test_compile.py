@@ -1,7 +1,5 @@
 """``torch.compile(sampler.step)``: one graph, no recompilation under a scheduler."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch._dynamo

@@ -1,7 +1,5 @@
 """One chain on two processes stays one, drift raises, and independent chains stay independent (gloo, on the CPU)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

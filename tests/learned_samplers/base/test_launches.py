@@ -1,7 +1,5 @@
 """Where launches take longer than arithmetic, on a GPU, tensors go together: with the numbers that they have alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -3,8 +3,6 @@
 Threads share torch's global generator; a generator of one's own is the way out.
 """
 
-from __future__ import annotations
-
 import copy
 import threading
 import warnings

@@ -1,7 +1,5 @@
 """Whatever is raised within a step, the chain is where it was: parameters, state, noise, counts; every sampler."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

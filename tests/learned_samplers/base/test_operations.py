@@ -1,7 +1,5 @@
 """The three forms of the rules' operations do the same arithmetic, with numbers and with tensor scalars."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

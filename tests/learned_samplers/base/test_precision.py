@@ -1,7 +1,5 @@
 """Half-precision parameters: with float32 masters the law is right, without them it is not."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

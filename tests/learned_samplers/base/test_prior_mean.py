@@ -1,7 +1,5 @@
 """A prior that is centred on given weights: the same chain, moved; saved with the state; refused where unknown."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

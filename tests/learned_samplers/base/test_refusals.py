@@ -1,7 +1,5 @@
 """What every sampler refuses, in tables: the error names the argument, and nothing has changed."""
 
-from __future__ import annotations
-
 import copy
 import math
 from functools import partial

@@ -1,7 +1,5 @@
 """What every sampler promises as a torch optimizer."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """A state dict continues the chain bit for bit, and those of others are refused and change nothing."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """Chains whose parameters `fully_shard` spreads over two processes (gloo, on the CPU)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

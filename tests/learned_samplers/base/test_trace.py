@@ -1,7 +1,5 @@
 """How much of the package a step passes, and which guards stand around it: what does not apply is not called."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Small chains of `AdaptedSGHMC` for the tests of its parts: what warms up, what is measured, what samples."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

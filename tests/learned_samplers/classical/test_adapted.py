@@ -1,7 +1,5 @@
 """AdaptedSGHMC: the law of any frozen mass, exactly and as it runs, and the parameters that join on the way."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math
@@ -99,9 +97,7 @@ def test_planted_faults_are_found(fault):
 def test_after_adaptation_every_scale_has_its_law():
     """Condition number 1e4, one lr; 4,000 coordinates, 600 steps after the freeze; 3 % beyond the bias."""
     ratio, sampler = gaussians(
-        lambda p: AdaptedSGHMC(p, 0.2, N, warmup_steps=200, momentum_init="normal", decay=0.99),
-        steps=1200,
-        skip=600,
+        lambda p: AdaptedSGHMC(p, 0.2, N, warmup_steps=200, momentum_init="normal", decay=0.99), steps=1200, skip=600
     )
     assert sampler.is_sampling
     for p, k, r in zip(sampler.param_groups[0]["params"], CURVATURES, ratio, strict=True):
@@ -126,9 +122,7 @@ def test_whatever_explores_leaves_the_law_of_the_frozen_mass(warmup):
 def test_a_mass_that_never_stands_still_is_biased():
     """The planted fault behind the freeze: a mass that follows the present gradient has no law without a correction."""
     moving, sampler = gaussians(
-        lambda p: AdaptedSGHMC(p, 0.05, N, warmup_steps=10**6, decay=0.0, momentum_init="normal"),
-        steps=1200,
-        skip=600,
+        lambda p: AdaptedSGHMC(p, 0.05, N, warmup_steps=10**6, decay=0.0, momentum_init="normal"), steps=1200, skip=600
     )
     assert not sampler.is_sampling
     assert (moving - 1).abs().max() > 0.1, moving

@@ -1,7 +1,5 @@
 """BAOA: no bias on Gaussians at any stable step, its closed forms, its limits, and planted faults that are found."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """At temperature 0 a sampler is the torch optimizer that it is named after."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """The cyclical schedule: the published curve, the two phases, and the law across the jump between cycles."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -1,7 +1,5 @@
 """Entropy-MCMC: the joint law of weights and guide on Gaussians, by Lyapunov's equation and in closed form."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

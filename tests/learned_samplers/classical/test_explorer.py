@@ -1,7 +1,5 @@
 """The optimizer that explores for AdaptedSGHMC: it moves as on its own, and is saved, copied and refused with it."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

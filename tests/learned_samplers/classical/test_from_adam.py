@@ -1,7 +1,5 @@
 """AdaptedSGHMC.from_optimizer: a trained model's Adam as the warm-up; the law, and what is taken over."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """A random closure is refused by what samples the law of the full data; what changes a loss for good is not."""
 
-from __future__ import annotations
-
 import copy
 import re
 
@@ -222,10 +220,7 @@ def test_mclmc_goes_on_with_the_full_data_also_at_long_steps_and_from_afar(lr, s
 
 
 #: Those that evaluate one minibatch at two places.
-TWO_PLACES = {
-    "PSGLD": lambda p: PSGLD(p, 0.001, N, correction="probe"),
-    "KineticL2E": SAMPLERS["KineticL2E"],
-}
+TWO_PLACES = {"PSGLD": lambda p: PSGLD(p, 0.001, N, correction="probe"), "KineticL2E": SAMPLERS["KineticL2E"]}
 
 
 @pytest.mark.parametrize("name", TWO_PLACES)

@@ -1,7 +1,5 @@
 """HMC against quadrature on a banana and an anisotropic Gaussian; adaptation, chains, divergences."""
 
-from __future__ import annotations
-
 import math
 import warnings
 

@@ -1,7 +1,5 @@
 """Small tensors end to end in blocks, and back."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

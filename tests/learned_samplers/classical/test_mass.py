@@ -1,7 +1,5 @@
 """The matrix mass of AdaptedSGHMC: the law of any frozen one, what is measured, and its life in a chain."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """MCLMC: its turn against the flow it solves, its law on Gaussians and a banana, its energy errors, its heuristics."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

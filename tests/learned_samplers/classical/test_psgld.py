@@ -1,7 +1,5 @@
 """pSGLD's second evaluation of the closure, the probe of its correction."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

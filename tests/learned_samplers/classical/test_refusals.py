@@ -1,7 +1,5 @@
 """What the hand-designed samplers refuse: an error of its class that names the argument, and nothing has changed."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 

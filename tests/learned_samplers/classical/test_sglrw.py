@@ -1,7 +1,5 @@
 """SGLRW: its law against the exact stationary law of the lattice walk, with and without gradient noise and clipping."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """SGNHT absorbs the heat of noisy gradients, up to a friction of 1."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

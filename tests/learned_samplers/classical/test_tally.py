@@ -1,7 +1,5 @@
 """The tallies of HMC and MCLMC: they move with the update, and a saved one is checked."""
 
-from __future__ import annotations
-
 import copy
 import math
 

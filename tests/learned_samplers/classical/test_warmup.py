@@ -1,7 +1,5 @@
 """The warm-up of AdaptedSGHMC: how long a budget and a prior make it, its phases and cycles, and how it resumes."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

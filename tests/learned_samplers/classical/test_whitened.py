@@ -1,7 +1,5 @@
 """WhitenedSGHMC: its formula written a second time in plain torch, its limits, and how far it is from a law."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Small problems for the tests of the particle samplers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

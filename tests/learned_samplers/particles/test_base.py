@@ -1,26 +1,13 @@
-"""Common behaviour of all particle samplers: scaling, shapes, frozen parameters, equal particles, saving and copies."""
-
-from __future__ import annotations
+"""What all particle samplers share: scaling, shapes, frozen parameters, saving and copies."""
 
 import copy
 import io
 import pickle
-from contextlib import nullcontext
 
 import pytest
 import torch
 
-from learned_samplers.particles import (
-    FSVGD,
-    MTSGD,
-)
-from tests.learned_samplers.particles.particle_problems import (
-    EVERY,
-    SEVERAL,
-    TwoHeads,
-    energies,
-    parameter,
-)
+from tests.learned_samplers.particles.particle_problems import EVERY, SEVERAL, energies, parameter
 
 DOUBLE = torch.float64
 
@@ -59,20 +46,12 @@ def test_a_step_heeds_no_default_device(name):
     assert torch.equal(x, y)
 
 
-def test_frozen_parameters_stay():
-    net = TwoHeads()
-    net.trunk[1].requires_grad_(False)
-    before = net.trunk[1].clone()
-    MTSGD(net.groups(), 0.1).step(net.losses)
-    assert torch.equal(net.trunk[1], before)
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_frozen_parameters_of_any_type_are_ignored(name):
     """They need no particle axis: all particles share them, as the codes of a quantised model."""
-    codes = torch.nn.Parameter(torch.arange(5), requires_grad=False)
+    frozen = [torch.nn.Parameter(x, requires_grad=False) for x in (torch.arange(5), torch.ones(4, 2))]
     ends = []
-    for beside in ([], [codes]):
+    for beside in ([], frozen):
         x = parameter(4, 2)
         sampler = EVERY[name]([*beside, x], 0.1)
         for _ in range(2):
@@ -80,62 +59,43 @@ def test_frozen_parameters_of_any_type_are_ignored(name):
         assert sampler.num_particles == 4
         ends.append(x)
     assert torch.equal(*ends)
+    assert (frozen[1] == 1).all()
 
 
-@pytest.mark.parametrize("name", [*EVERY, "FSVGD"])
-def test_particles_that_coincide_stay_finite_and_together(name):
-    """The documented limit: no median, no repulsion, gradient descent in step. (Not Pareto MTL's.)"""
-    x = torch.full((4, 2), 0.3, requires_grad=True)
-    sampler = FSVGD([x], 0.1, 1) if name == "FSVGD" else EVERY[name]([x], 0.1)
-
-    def closure():
-        outputs = x * 1.0
-        return (energies("SVGD", outputs), outputs) if name == "FSVGD" else energies(name, x)
-
-    told = pytest.warns(UserWarning, match="particles .* move alike") if name != "ParetoMTL" else nullcontext()
-    with told:
-        sampler.step(closure)
-    for _ in range(2):
-        sampler.step(closure)
-    assert x.isfinite().all()
-    assert (x != 0.3).any()
-    if name != "ParetoMTL":
-        torch.testing.assert_close(x, x[:1].expand(4, 2))
-
-
-def _run(name, steps, *, sampler=None, x=None, adam=True):
+def run(name, steps, x=None, sampler=None, **settings):
     x = parameter(4, 2) if x is None else x
-    if sampler is None:
-        sampler = EVERY[name]([x], 0.1, **({"base_optimizer": torch.optim.Adam} if adam else {}))
+    sampler = sampler or EVERY[name]([x], 0.1, **settings)
     for _ in range(steps):
         sampler.step(lambda: energies(name, x))
     return x, sampler
 
 
-@pytest.mark.parametrize("adam", [True, False])
-@pytest.mark.parametrize("name", EVERY)
-def test_resumes_bit_for_bit(name, adam):
-    uninterrupted, _ = _run(name, 8, adam=adam)
-    half, sampler = _run(name, 4, adam=adam)
+def from_a_file(name, x, sampler, settings):
+    """Both as they come back from a file, the sampler made at another rate."""
     file = io.BytesIO()
-    torch.save({"x": half.detach(), "sampler": sampler.state_dict()}, file)
+    torch.save({"x": x.detach(), "sampler": sampler.state_dict()}, file)
     file.seek(0)
     saved = torch.load(file, weights_only=True)
     x = saved["x"].requires_grad_()
-    resumed_sampler = EVERY[name]([x], 0.7, **({"base_optimizer": torch.optim.Adam} if adam else {}))
-    resumed_sampler.load_state_dict(saved["sampler"])
-    assert resumed_sampler.step_count == 4
-    resumed, _ = _run(name, 4, sampler=resumed_sampler, x=x)
-    assert torch.equal(resumed, uninterrupted)
+    twin = EVERY[name]([x], 0.7, **settings)
+    twin.load_state_dict(saved["sampler"])
+    return twin
 
 
-@pytest.mark.parametrize("copier", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
-@pytest.mark.parametrize("name", ["SVGD", "MTSGD", "MOOSVGD", "MGDA", "LinearScalarisation", "ParetoMTL"])
-def test_a_copy_goes_its_own_way(name, copier):
-    x, sampler = _run(name, 3)
-    twin = copier(sampler)
-    y = twin.param_groups[0]["params"][0]
-    _run(name, 2, sampler=twin, x=y)
-    expected, _ = _run(name, 5)
-    assert torch.equal(y, expected)
-    assert torch.equal(x, _run(name, 3)[0])
+WAYS = {
+    "file": from_a_file,
+    "deepcopy": lambda name, x, sampler, settings: copy.deepcopy(sampler),
+    "pickle": lambda name, x, sampler, settings: pickle.loads(pickle.dumps(sampler)),
+}
+
+
+@pytest.mark.parametrize("settings", [{}, {"base_optimizer": torch.optim.Adam}], ids=["plain", "adam"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", EVERY)
+def test_a_resumed_run_and_a_copy_go_on_bit_for_bit(name, way, settings):
+    x, sampler = run(name, 4, **settings)
+    twin = WAYS[way](name, x, sampler, settings)
+    assert twin.step_count == 4
+    y, _ = run(name, 4, twin.param_groups[0]["params"][0], twin)
+    assert torch.equal(x, run(name, 4, **settings)[0])  # which the twin has left alone
+    assert torch.equal(y, run(name, 8, **settings)[0])

@@ -1,19 +1,12 @@
 """The optimizer that takes the direction as its gradient: its step, its rate, groups that are added."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest
 import torch
 
 from learned_samplers.particles import MTSGD, SVGD
-from tests.learned_samplers.particles.particle_problems import (
-    EVERY,
-    TwoHeads,
-    energies,
-    parameter,
-)
+from tests.learned_samplers.particles.particle_problems import EVERY, TwoHeads, energies, parameter
 
 DOUBLE = torch.float64
 

@@ -1,17 +1,11 @@
 """Baselines without interaction: MGDA, linear scalarisation, Pareto MTL."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest
 import torch
 
-from learned_samplers.particles import (
-    MGDA,
-    LinearScalarisation,
-    ParetoMTL,
-)
+from learned_samplers.particles import MGDA, LinearScalarisation, ParetoMTL
 from tests.learned_samplers.particles.particle_problems import MEANS, energies, parameter
 
 DOUBLE = torch.float64

@@ -1,7 +1,5 @@
 """Particles that start equal and move alike are told at the first step, once; those that will part are not."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from functools import partial

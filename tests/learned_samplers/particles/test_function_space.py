@@ -1,7 +1,5 @@
 """Measurement sets, function-space priors and likelihoods: against `torch.distributions` and the law of draws."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,14 +1,9 @@
 """Gradients of every target: lists and stacks of losses, heads, modules that one task alone uses."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from learned_samplers.particles import (
-    MGDA,
-    MTSGD,
-)
+from learned_samplers.particles import MGDA, MTSGD
 from tests.learned_samplers.particles.particle_problems import SEVERAL, TwoHeads, energies, parameter
 
 DOUBLE = torch.float64

@@ -1,7 +1,5 @@
 """Kernels: against autograd, bandwidth rules, particles that coincide or lie far from the origin."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -11,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learned_samplers.particles import IMQ, RBF
-from learned_samplers.particles.directions import (
-    repulsion,
-)
+from learned_samplers.particles.directions import repulsion
 from learned_samplers.particles.kernels import squared_bandwidth, squared_distances
 from tests.learned_samplers.particles.particle_problems import FUNCTIONS
 

@@ -1,8 +1,6 @@
 """Memory of a step grows as M·d: no operation makes a tensor larger than the gradients of all targets, and each of them
 has a deterministic form on CUDA."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

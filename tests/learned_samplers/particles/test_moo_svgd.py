@@ -1,14 +1,9 @@
 """MOO-SVGD against its definition."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from learned_samplers.particles import (
-    MOOSVGD,
-    RBF,
-)
+from learned_samplers.particles import MOOSVGD, RBF
 from learned_samplers.particles.directions import weighted
 from learned_samplers.particles.target_weights import mgda_weights
 from tests.learned_samplers.particles.particle_problems import energies, parameter

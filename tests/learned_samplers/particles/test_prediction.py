@@ -1,7 +1,5 @@
 """Particles as posterior samples: their predictions, their independence of what follows, errors by name."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,14 +1,11 @@
 """The quadratic programme on the simplex: optimality on random matrices, scales, degenerate cases."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learned_samplers.particles import min_norm_weights
-from learned_samplers.particles import target_weights as module
 
 SIZES = (1, 2, 3, 4, 5, 12)
 
@@ -48,7 +45,7 @@ def test_the_residual_finds_a_wrong_answer(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("scale", [1e-15, 1e-6, 1e6, 1e15])
+@pytest.mark.parametrize("scale", [1e-15, 1e15])
 def test_neither_scale_nor_order_matters(size, scale):
     vectors = torch.randn(4, size, 9, dtype=torch.double)
     gram, order = vectors @ vectors.mT, torch.randperm(size)
@@ -71,27 +68,6 @@ def test_special_cases(size):
     vectors[:-1] *= 1e7  # one short vector among long ones
     gram = vectors @ vectors.T
     assert residual(gram, min_norm_weights(gram)) < 1e-12
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_all_methods_agree(size):
-    """Closed form, faces and NNLS on the same matrices: each is an answer to the others' question."""
-    vectors = torch.randn(50, size, 9, dtype=torch.double)
-    gram = vectors @ vectors.mT
-    methods = [module._by_faces, module._by_nnls] + ([module._two] if size == 2 else [])
-    for method in methods:
-        torch.testing.assert_close(method(gram), min_norm_weights(gram), rtol=0, atol=1e-8)
-
-
-def test_golden_values():
-    jacobian = torch.tensor([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]])
-    weights = min_norm_weights(jacobian @ jacobian.T)
-    torch.testing.assert_close(weights, torch.tensor([0.6, 0.4]))
-    torch.testing.assert_close(weights @ jacobian, torch.tensor([0.0, 1.0, 1.0]), rtol=0, atol=1e-6)
-    # The origin is inside the triangle: the shortest combination is zero.
-    triangle = torch.tensor([[1.0, 0.0], [-1.0, 1.0], [-1.0, -1.0]], dtype=torch.double)
-    expected = torch.tensor([0.5, 0.25, 0.25], dtype=torch.double)
-    torch.testing.assert_close(min_norm_weights(triangle @ triangle.T), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

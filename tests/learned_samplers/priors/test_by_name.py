@@ -1,7 +1,5 @@
 """A precision by layer: dicts by name, and by fan-in."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """A precision that is sampled with the weights: the joint law, at any temperature, against numerical integration."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

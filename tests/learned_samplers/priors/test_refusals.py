@@ -1,7 +1,5 @@
 """Priors that cannot be: refused by name, before a parameter is touched."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Film reviews in the layout of Stanford's archive: 12 training and 4 test reviews, and some without a label."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CIFAR-10-C's loader on small files in the published layout."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

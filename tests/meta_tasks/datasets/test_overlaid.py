@@ -1,7 +1,5 @@
 """Multi-MNIST and its like: geometry, labels, reproducibility, and that no source image is in two splits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -57,11 +57,7 @@ def no_class(folder):
 @pytest.mark.parametrize(
     ("damage", "error", "match"),
     [
-        (
-            lambda f: (f / IMAGE).write_bytes((f / IMAGE).read_bytes()[:300]),
-            ValueError,
-            "n01_2.* cannot be decoded",
-        ),
+        (lambda f: (f / IMAGE).write_bytes((f / IMAGE).read_bytes()[:300]), ValueError, "n01_2.* cannot be decoded"),
         (lambda f: (f / IMAGE).write_bytes(bytes(2**24 + 1)), ValueError, r"n01_2\.JPEG has 16777217 bytes"),
         (lambda f: Image.new("RGB", (32, 64)).save(f / IMAGE), ValueError, r"n01_2\.JPEG has 64×32 pixels, the others"),
         (lambda f: Image.new("1", (5000, 5000)).save(f / IMAGE, "PNG"), ValueError, r"n01_2\.JPEG .* 5000×5000 pixels"),

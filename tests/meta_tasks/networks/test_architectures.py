@@ -9,10 +9,7 @@ from torch.nn import functional
 from meta_tasks.networks import BatchedModule, BatchedResidual, architectures, batched_network_for
 from meta_tasks.networks.residual import FilterResponseNorm
 
-SMALLEST = {
-    **{"mlp": 1, "cnn": 2, "lenet": 12, "gong_cnn": 10},
-    **{"resnet": 8, "resnet20_frn": 8, "resnet_frn": 4},
-}
+SMALLEST = {**{"mlp": 1, "cnn": 2, "lenet": 12, "gong_cnn": 10}, **{"resnet": 8, "resnet20_frn": 8, "resnet_frn": 4}}
 
 KINDS = ("weight", "bias")
 

@@ -1,7 +1,5 @@
 """What every learned rule makes of its sampler's settings."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest

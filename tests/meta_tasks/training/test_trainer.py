@@ -240,10 +240,7 @@ def test_a_failure_between_iterations_saves_the_unrolls_too(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"rule": L2ERule("residual")},
-            "sampler.form is here only.*sampler.sampler is 'LearnableSGD' there and 'L2E'",
-        ),
+        ({"rule": L2ERule("residual")}, "sampler.form is here only.*sampler.sampler is 'LearnableSGD' there and 'L2E'"),
         ({"family": QuadraticFamily(lr=0.5)}, "tasks.lr is 0.1 there and 0.5 here"),
         ({"estimator": es(sigma=0.1)}, "estimator.sigma is 0.2 there and 0.1 here"),
         ({"estimator": nres()}, "estimator.estimator is 'antithetic_es' there and 'noise_reuse_es' here"),
