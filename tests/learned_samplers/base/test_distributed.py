@@ -160,12 +160,6 @@ message = refused(RuntimeError, lambda: run(network, fresh, 1))
 gc.unfreeze()
 assert "gc.freeze()" in message and "distributed='replicated'" in message
 """,
-    "without_it_they_would_drift": """
-network = DistributedDataParallel(model)
-run(network, SGLD(model.parameters(), 0.01, 100, distributed="independent"), 3)
-a, b = everywhere()
-assert not torch.equal(a, b)
-""",
     "a_generator_of_the_user_is_that_of_process_0": """
 network = DistributedDataParallel(model)
 sampler = SGLD(model.parameters(), 0.01, 100, generator=torch.Generator().manual_seed(rank))

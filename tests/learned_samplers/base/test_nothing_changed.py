@@ -7,6 +7,7 @@ import torch
 
 from learned_samplers import SGHMC, SGLD, AdaptedSGHMC, WhitenedSGHMC
 from learned_samplers.base import step
+from learned_samplers.base.guards.broken_off import Attempt
 from learned_samplers.learned.native.kernel import ENVIRONMENT_VARIABLE
 from tests.harness import SAMPLERS, closure_for, running, same
 
@@ -39,6 +40,20 @@ def test_an_error_in_any_evaluation(first, name, evaluation):
         assert not (first and any(sampler.state.values()))
     else:
         assert len(calls) < evaluation
+
+
+@EVERY
+def test_an_interruption_before_the_update_changes_nothing(name, monkeypatch):
+    """Also not what a sampler counts in its groups."""
+    model, sampler, unchanged = running(name)
+
+    def interrupt(attempt, evaluation):
+        raise Interrupted
+
+    monkeypatch.setattr(Attempt, "begins_update", interrupt)
+    with pytest.raises(Interrupted):
+        sampler.step(closure_for(model, sampler))
+    assert unchanged()
 
 
 @EVERY

@@ -21,25 +21,17 @@ def parameter(*shape):
 
 WITH_MOMENTUM = {name for name, make in SAMPLERS.items() if "momentum_decay" in make([parameter()]).defaults}
 
-# ---------------------------------------------------------------- at construction
-
-#: Names that no sampler has; bad values of those that there are stand in `test_declarations.py`.
-ARGUMENTS = {"weight_decay": 5e-4, "nesterov": True, "colour": 0.9}
-
-
-@EVERY
-def test_arguments(name):
-    for argument, value in ARGUMENTS.items():
-        with pytest.raises(TypeError, match=argument):
-            SAMPLERS[name]([parameter()], **{argument: value})
-
+# ---------------------------------------------------------------- at construction; bad values: `test_declarations.py`
 
 #: What training code of torch's optimizers gives, and our word that the error must contain.
 OURS = [("weight_decay", "prior_precision = num_data"), ("momentum", "momentum_decay"), ("betas", "momentum_decay")]
 
 
 @EVERY
-def test_torchs_names_are_refused_with_ours(name):
+def test_torchs_names_are_refused_with_ours_and_names_that_no_sampler_has(name):
+    for argument in ("nesterov", "colour"):
+        with pytest.raises(TypeError, match=argument):
+            SAMPLERS[name]([parameter()], **{argument: True})
     had = {"momentum"} if name in WITH_MOMENTUM else {"betas"} if name in NEED_DRAWS else set()
     for theirs, ours in OURS:
         if theirs not in had:

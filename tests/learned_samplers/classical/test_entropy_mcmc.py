@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from learned_samplers import EntropyMCMC, check_sampler
+from learned_samplers import EntropyMCMC
 from learned_samplers.checks.linear import read_linear_step
 from learned_samplers.classical.entropy_mcmc import entropy_mcmc_rule
 from tests.harness import closure_for, flat, small_network
@@ -21,27 +21,18 @@ def joint_covariance(k, h, eta, temperature):
 @pytest.mark.parametrize("temperature", [1.0, 0.1])
 @pytest.mark.parametrize(("k", "lr", "eta"), [(50.0, 0.1, 0.01), (200.0, 0.05, 0.1), (5.0, 0.1, 0.3)])
 def test_weights_and_guide_have_the_joint_law(k, lr, eta, temperature):
-    """Read off the running optimizer, to 1e-9; the marginals are T/k and T/k + ηT up to O(h)."""
+    """Read off the running optimizer to 1e-9, with a prior of k/5; the marginals are T/k and T/k + ηT up to O(h)."""
 
     def make(p):
-        return EntropyMCMC(p, lr, N, guide_variance=eta, temperature=temperature)
+        return EntropyMCMC(p, lr, N, guide_variance=eta, temperature=temperature, prior_precision=0.2 * k)
 
-    step = read_linear_step(make, k / N)
+    step = read_linear_step(make, 0.8 * k / N)
     assert step is not None
     assert step.names == ("theta", "guide")
     assert np.allclose(step.stationary_covariance(), joint_covariance(k, lr / N, eta, temperature), rtol=1e-9)
-    fine = read_linear_step(make, k / N, rescale_lr=1e-4).stationary_covariance()
+    fine = read_linear_step(make, 0.8 * k / N, rescale_lr=1e-4).stationary_covariance()
     limit = temperature * np.array([[1 / k, 1 / k], [1 / k, 1 / k + eta]])
     assert np.allclose(fine, limit, rtol=1e-3)
-
-
-def test_the_weights_keep_the_posterior():
-    report = check_sampler(
-        lambda p: EntropyMCMC(p, 0.1, N, guide_variance=0.1, prior_precision=5.0), coordinates=5000, tolerance=0.03
-    )
-    assert report.linear
-    assert report.verdict == "O(h)", report
-    assert report.passed, report
 
 
 class _OneNoiseForBoth(EntropyMCMC):

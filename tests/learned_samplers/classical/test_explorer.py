@@ -115,34 +115,40 @@ def test_a_warm_up_that_writes_nan_marks_the_chain():
     assert sampler.broken_off
 
 
-def _infinite(state):
-    state["exp_avg"].fill_(math.inf)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (lambda warmup: warmup.pop("state_dict"), "holds no state of Adam"),
-        (lambda warmup: warmup["state_dict"]["state"].pop(0), "lacks exp_avg, exp_avg_sq, step of parameter number 0"),
-        (lambda warmup: warmup["state_dict"]["state"][1].pop("exp_avg"), "lacks exp_avg of parameter number 1"),
-        (lambda warmup: warmup["state_dict"]["state"][1].update(exp_avg=torch.zeros(7)), r"exp_avg .*\(7,\)"),
-        (lambda warmup: warmup["state_dict"]["state"][1].update(exp_avg_sq="x"), "exp_avg_sq .*must be a tensor"),
-        (lambda warmup: _infinite(warmup["state_dict"]["state"][1]), "exp_avg .*not finite"),
-        (lambda warmup: warmup["state_dict"]["param_groups"][0].update(lr=math.nan), "lr=nan of Adam"),
-    ],
-)
-def test_a_broken_state_of_what_explores_is_refused_and_nothing_changes(spoil, said):
+def chain(warmup):
     model = small_network()
-    sampler = adapted(model.parameters(), "adam")
+    sampler = adapted(model.parameters(), warmup)
     for _ in range(2):
         sampler.step(closure_for(model, sampler))
-    saved = copy.deepcopy(sampler.state_dict())
-    spoil(saved["sampler"]["warmup"])
+    return sampler
+
+
+def refuses(sampler, saved, said):
+    """Loading raises, and nothing changes."""
     before, noise = copy.deepcopy(sampler.state_dict()), torch.get_rng_state()
     with pytest.raises(ValueError, match=said):
         sampler.load_state_dict(saved)
     assert torch.equal(torch.get_rng_state(), noise)
     assert same(sampler.state_dict(), before)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda saved: saved.pop("state_dict"), "holds no state of Adam"),
+        (lambda saved: saved["state_dict"]["state"].pop(0), "lacks exp_avg, exp_avg_sq, step of parameter number 0"),
+        (lambda saved: saved["state_dict"]["state"][1].pop("exp_avg"), "lacks exp_avg of parameter number 1"),
+        (lambda saved: saved["state_dict"]["state"][1].update(exp_avg=torch.zeros(7)), r"exp_avg .*\(7,\)"),
+        (lambda saved: saved["state_dict"]["state"][1].update(exp_avg_sq="x"), "exp_avg_sq .*must be a tensor"),
+        (lambda saved: saved["state_dict"]["state"][1]["exp_avg"].fill_(math.inf), "exp_avg .*not finite"),
+        (lambda saved: saved["state_dict"]["param_groups"][0].update(lr=math.nan), "lr=nan of Adam"),
+    ],
+)
+def test_a_broken_state_of_what_explores_is_refused_and_nothing_changes(spoil, said):
+    sampler = chain("adam")
+    saved = copy.deepcopy(sampler.state_dict())
+    spoil(saved["sampler"]["warmup"])
+    refuses(sampler, saved, said)
 
 
 @pytest.mark.parametrize(
@@ -155,16 +161,4 @@ def test_a_broken_state_of_what_explores_is_refused_and_nothing_changes(spoil, s
     ],
 )
 def test_a_state_of_another_warm_up_is_refused_and_nothing_changes(mine, theirs, said):
-    def chain(warmup):
-        model = small_network()
-        sampler = adapted(model.parameters(), warmup)
-        for _ in range(2):
-            sampler.step(closure_for(model, sampler))
-        return sampler
-
-    sampler, saved = chain(mine), chain(theirs).state_dict()
-    before, noise = copy.deepcopy(sampler.state_dict()), torch.get_rng_state()
-    with pytest.raises(ValueError, match=said):
-        sampler.load_state_dict(saved)
-    assert torch.equal(torch.get_rng_state(), noise)
-    assert same(sampler.state_dict(), before)
+    refuses(chain(mine), chain(theirs).state_dict(), said)

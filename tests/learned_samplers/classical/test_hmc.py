@@ -50,10 +50,10 @@ def run_chains(energy, start, steps, *, num_data=10.0, cls=HMC, **settings):
 @pytest.mark.parametrize("temperature", [1.0, 0.1])
 def test_banana_against_quadrature(temperature):
     torch.manual_seed(0)
-    start = torch.randn(6000, 2, dtype=torch.float64) * temperature**0.5 - torch.tensor([0.0, 1.0])
-    settings = dict(leapfrog_steps=12, adapt_steps=200, target_acceptance=0.9, temperature=temperature)
-    draws, sampler = run_chains(banana_energy, start, 700, lr=1.0, **settings)
-    a, b = draws[200:].reshape(-1, 2).T
+    start = torch.randn(4000, 2, dtype=torch.float64) * temperature**0.5 - torch.tensor([0.0, 1.0])
+    settings = dict(leapfrog_steps=12, adapt_steps=100, target_acceptance=0.9, temperature=temperature)
+    draws, sampler = run_chains(banana_energy, start, 450, lr=1.0, **settings)
+    a, b = draws[100:].reshape(-1, 2).T
     measured = [f.mean() for f in (a, b, a**2, b**2, a**2 * b)]
     expected = moments_by_quadrature(banana_energy, temperature)
     for m, e in zip(measured, expected, strict=True):
@@ -68,31 +68,11 @@ def test_the_banana_catches_a_sampler_that_always_accepts():
 
     torch.manual_seed(0)
     draws, _ = run_chains(
-        banana_energy, torch.randn(1000, 2, dtype=torch.float64), 300, cls=AlwaysAccepts, lr=1.0, leapfrog_steps=12
+        banana_energy, torch.randn(1000, 2, dtype=torch.float64), 150, cls=AlwaysAccepts, lr=1.0, leapfrog_steps=12
     )
     expected = moments_by_quadrature(banana_energy, 1.0)
-    second = (draws[100:].reshape(-1, 2)[:, 1] ** 2).mean().item()
+    second = (draws[50:].reshape(-1, 2)[:, 1] ** 2).mean().item()
     assert not abs(second - expected[3]) < 0.02 * expected[3]
-
-
-def test_anisotropic_gaussian():
-    torch.manual_seed(1)
-    rotation = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))[0]
-    covariance = rotation @ torch.diag(torch.tensor([0.01, 0.1, 1.0, 4.0], dtype=torch.float64)) @ rotation.T
-    precision = torch.linalg.inv(covariance)
-    mean = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
-
-    def energy(x):
-        return 0.5 * ((x - mean) @ precision * (x - mean)).sum(1)
-
-    draws, sampler = run_chains(
-        energy, mean + torch.randn(400, 4, dtype=torch.float64), 1000, lr=0.1, leapfrog_steps=25, adapt_steps=300
-    )
-    x = draws[300:].reshape(-1, 4)
-    scale = covariance.diag().sqrt()
-    assert torch.allclose(x.mean(0), mean, atol=0.02 * scale.max().item())
-    assert ((torch.cov(x.T) - covariance).abs() / torch.outer(scale, scale)).max() < 0.02
-    assert sampler.divergences == 0
 
 
 def test_the_prior_enters_the_energy():
@@ -124,16 +104,16 @@ def test_the_step_size_is_adapted_to_the_wanted_acceptance(target):
 
 def test_one_chain_with_a_scalar_loss_and_two_groups():
     torch.manual_seed(4)
-    a, b = torch.zeros(3, requires_grad=True), torch.zeros(2, requires_grad=True)
+    a, b = torch.zeros(60, requires_grad=True), torch.zeros(40, requires_grad=True)
     sampler = HMC([{"params": [a]}, {"params": [b], "lr": 2.0}], 1.0, 10, leapfrog_steps=6, adapt_steps=100)
     closure = closure_of(sampler, a, b, energy=lambda a, b: (0.5 * a.square().sum() + 2 * (b - 1).square().sum()) / 10)
     draws = []
-    for _ in range(4000):
+    for _ in range(500):
         sampler.step(closure)
-        draws.append(torch.cat([a.detach(), b.detach()]))
-    x = torch.stack(draws)[100:]
-    assert torch.allclose(x.var(0), torch.tensor([1, 1, 1, 0.25, 0.25]), rtol=0.12)
-    assert torch.allclose(x.mean(0), torch.tensor([0, 0, 0, 1.0, 1.0]), atol=0.12)
+        draws.append((a.detach().clone(), b.detach().clone()))
+    x, y = (torch.stack(each) for each in zip(*draws[100:], strict=True))
+    assert (x.var().item(), y.var().item()) == pytest.approx((1, 0.25), rel=0.1)
+    assert (x.mean().item(), y.mean().item()) == pytest.approx((0, 1), abs=0.05)
     assert 0.5 < sampler.acceptance_rate <= 1
     assert [group["lr"] for group in sampler.param_groups] == [1.0, 2.0]
     assert sampler.lr_factor != 1
@@ -197,23 +177,6 @@ def test_draws_of_the_adaptation_are_no_samples():
     for _ in range(8):
         sampler.step(closure_for(model, sampler))
     assert posterior.steps == [6, 7, 8]
-
-
-@pytest.mark.parametrize("clear", ["inside", "outside", "never"])
-def test_gradients_are_of_one_evaluation_whoever_clears_them(clear):
-    """Where the loop clears them, or nobody does, a trajectory would follow their sum, and accept it."""
-    torch.manual_seed(0)
-    x = torch.randn(400, 3).requires_grad_()
-    sampler = HMC([x], lr=0.4, num_data=10, leapfrog_steps=6)
-    closure = closure_of(sampler, x, energy=lambda x: x.square().sum(1) / 20, clears=clear == "inside")
-    total = 0.0
-    for step in range(60):
-        if clear == "outside":
-            sampler.zero_grad()
-        sampler.step(closure)
-        total += x.detach().square().mean().item() / 50 if step >= 10 else 0.0
-    assert total == pytest.approx(1.0, abs=0.03)  # 0.98 of 400 chains; 2.2 with sums
-    assert sampler.acceptance_rate > 0.9
 
 
 def test_a_chain_that_accepts_nothing_is_told_once():

@@ -56,25 +56,3 @@ def test_what_is_not_finite_at_the_probe_changes_nothing(broken):
         sampler.step(closure)
     assert torch.equal(p, torch.ones(3))
     assert sampler.step_count == 0
-
-
-def test_the_probes_gradients_are_not_added_to_those_of_the_weights():
-    """Where the loop clears the gradients, and not the closure: then the slope would be that of a sum."""
-    ends = []
-    for inside in (True, False):
-        torch.manual_seed(0)
-        p = torch.ones(3, requires_grad=True)
-        sampler = PSGLD([p], 0.01, 100, correction="probe")
-
-        def closure(p=p, sampler=sampler, inside=inside):
-            if inside:
-                sampler.zero_grad()
-            loss = p.pow(4).sum()
-            loss.backward()
-            return loss
-
-        for _ in range(25):
-            sampler.zero_grad()
-            sampler.step(closure)
-        ends.append(p.detach())
-    assert torch.equal(*ends)

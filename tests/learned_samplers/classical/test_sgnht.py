@@ -24,19 +24,19 @@ def run(heat, steps, lr=0.02, temperature=0.5, seed=0):
     return total / (steps - steps // 2), float(state["thermostat"]), kinetic
 
 
-@pytest.mark.parametrize("heat", [0.0, 0.5, 0.8])
+@pytest.mark.parametrize("heat", [0.0, 0.8])
 def test_the_friction_rises_by_the_heat_and_the_variance_stays_right(heat):
-    """ζ = a + ηV/2T. 3,000 steps of 4,000 coordinates: Var θ is right to 4 %; SGHMC's is 1 + ηV/2aT times T/k."""
-    ratio, friction, kinetic = run(heat, 6000)
+    """ζ = a + ηV/2T. 2,000 steps of 4,000 coordinates: Var θ is right to 4 %; SGHMC's is 1 + ηV/2aT times T/k."""
+    ratio, friction, kinetic = run(heat, 4000)
     assert kinetic < 6
     assert friction == pytest.approx(0.1 + heat, rel=0.06)
     assert ratio == pytest.approx(1.0, rel=0.04)
 
 
-@pytest.mark.parametrize("heat", [1.7, 2.2, 20.0])
+@pytest.mark.parametrize("heat", [1.7, 20.0])
 def test_beyond_the_largest_friction_the_chain_is_hot_and_stays_finite(heat):
     """θ is an AR(1) process: Var θ = T(a + ηV/2T)/(k(1 − ηk/2)), ηk = 0.02."""
-    ratio, friction, _ = run(heat, 4000)
+    ratio, friction, _ = run(heat, 2500)
     assert friction == 1.0
     assert ratio == pytest.approx((0.1 + heat) / (1 - 0.01), rel=0.04)
 
@@ -53,12 +53,3 @@ def test_a_steep_start_does_not_explode():
         sampler.step()
         variances.append(float(p.detach().square().mean()) * N)
     assert sum(variances[2000:]) / 1000 == pytest.approx(1.0, rel=0.1)
-
-
-def test_an_empty_tensor_has_a_thermostat_that_can_be_saved():
-    p = torch.nn.Parameter(torch.zeros(0, 3))
-    sampler = SGNHT([p], 0.1, 10)
-    p.grad = torch.zeros(0, 3)
-    sampler.step()
-    sampler.load_state_dict(sampler.state_dict())
-    assert sampler.state[p]["thermostat"].isfinite().all()

@@ -7,7 +7,6 @@ import torch
 
 from learned_samplers import SGHMC, WhitenedSGHMC, check_sampler
 from learned_samplers.base import matrices
-from learned_samplers.classical import whitened
 
 N, SHAPES = 900, [(4, 1, 3, 3), (4,), (12, 30), (30, 12), (1, 6), ()]
 
@@ -100,15 +99,6 @@ def test_the_direction_is_as_long_for_few_data_as_for_many():
         sampler.step()
         moved.append(p.detach().square().mean().sqrt().item())
     assert moved == pytest.approx([10 * math.sqrt(0.002 / 50_000)] * 2, rel=0.35)
-
-
-def test_blocks_and_batches_of_tensors_change_nothing(monkeypatch):
-    together, _ = chain(torch.float64, 20.0, lr=0.002)
-    single, _ = chain(torch.float64, 20.0, lr=0.002, foreach=False)
-    monkeypatch.setattr(whitened, "blocks", lambda params: [slice(i, i + 1) for i in range(len(params))])
-    split, _ = chain(torch.float64, 20.0, lr=0.002)
-    for separate in (single, split):
-        torch.testing.assert_close(together, separate, rtol=1e-9, atol=1e-12)
 
 
 def test_the_pure_rule_is_the_step():
