@@ -24,7 +24,6 @@ DATA = [DataLoader(range(40), batch_size=8), TensorDataset(torch.zeros(40)), [1,
 IMPOSSIBLE = {
     "num_data": lambda: [0, -5, 0.5, *NO_NUMBERS, *DATA],
     "_two_fractions": lambda: [0.9, (0.9,), (0.9, 1.0), (-0.1, 0.9), (NAN, 0.9), "xy", None, True],
-    "generator": lambda: [3, "x", True],
     "_makes_optimizer": lambda: [3, "adam", True],
     "_maker": lambda: [3, "adam", True],
     "generator": lambda: [3, "x", True],
