@@ -224,3 +224,35 @@ def loss_barriers(
     ax.set(xlabel="position t on the line (1−t)·θ + t·θ′", ylabel=ylabel, xlim=(0, 1))
     _legend_beside(ax)
     return _finish(ax, title)
+
+
+def held_out_path(
+    values: Any,
+    losses: Any,
+    errors: Any,
+    ax: Axes | None = None,
+    *,
+    marked: float | None = None,
+    title: str | None = None,
+) -> Axes:
+    """Held-out loss against a value on a logarithmic axis, with the standard error of each difference to the best one.
+
+    `HeldOutReport.plot` calls it.
+
+    Args:
+        values, losses, errors: (K,) numbers each, values above 0.
+        marked: a value to mark.
+
+    Raises:
+        TypeError, ValueError: not such numbers.
+    """
+    x, y, bars = (_numbers(name, row)[0] for name, row in (("values", values), ("losses", losses), ("errors", errors)))
+    if not len(x) == len(y) == len(bars) or not (x > 0).all():
+        raise ValueError(f"values must be above 0, and as many as losses and errors, got {x}, {y}, {bars}")
+    ax = _axes(ax, (5.0, 3.4))
+    ax.errorbar(x, y, bars, color=PALETTE[0], marker="o", markersize=4, capsize=3, linewidth=1.4)
+    if marked is not None:
+        ax.axvline(marked, color=PALETTE[1], linestyle="--", linewidth=1.4, label=f"suggested: {marked:.3g}")
+        ax.legend(frameon=False)
+    ax.set(xscale="log", ylabel="NLL of held-out rows")
+    return _finish(ax, title)

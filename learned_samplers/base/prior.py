@@ -42,6 +42,10 @@ class Prior:
         """Draw λ of each parameter group of a sampler, given its weights."""
         raise NotImplementedError
 
+    def scaled(self, factor: float) -> Prior:
+        """This prior with every precision times ``factor``."""
+        raise NotImplementedError
+
     def check_names(self, names: Sequence[str]) -> None:
         """Raise ValueError if a part of the prior applies to none of these parameters."""
 
@@ -84,6 +88,9 @@ class ByName(Prior):
             if pattern != "*" and not fnmatch.filter(left, pattern):
                 raise ValueError(f"prior_precision[{pattern!r}] comes after patterns that match all of its parameters")
             left = [name for name in left if not fnmatch.fnmatchcase(name, pattern)]
+
+    def scaled(self, factor: float) -> ByName:
+        return ByName({pattern: factor * value for pattern, value in self.precisions.items()})
 
     def __repr__(self) -> str:
         return f"ByName({self.precisions!r})"

@@ -32,5 +32,8 @@ class FanIn(Prior):
     def precision(self, name: str | None, p: Tensor) -> float:
         return p[0].numel() / self.gain**2 if p.dim() > 1 and len(p) else self.bias
 
+    def scaled(self, factor: float) -> FanIn:
+        return FanIn(self.gain / factor**0.5, self.bias * factor)
+
     def __repr__(self) -> str:
         return f"FanIn(gain={self.gain:g}, bias={self.bias:g})"
