@@ -45,7 +45,6 @@ SLOW = frozenset(
         "learned_samplers/learned/native/test_library.py",
         "learned_samplers/learned/test_kinetic.py",
         "learned_samplers/learned/test_meta_sgmcmc_law.py",
-        "learned_samplers/learned/test_own_files.py",
         "learned_samplers/particles/test_fsvgd.py",
         "learned_samplers/posterior/test_chains.py",
         "learned_samplers/posterior/test_collect.py",

@@ -1,7 +1,5 @@
 """Networks, weight cards, and a short chain on a small network, for the tests of the learned samplers."""
 
-from __future__ import annotations
-
 import json
 
 import torch
@@ -59,8 +57,6 @@ def chain(make, steps=15, dtype=torch.float32, *, backward=True, groups=False):
         sampler.step(closure)
     return flat(model), sampler
 
-
-# ------------------------------------------------------------------ weight files
 
 CARD_SETTINGS = L2ESettings(alpha_scale=0.2, beta_scale=0.7)
 

@@ -1,7 +1,5 @@
 """What the tests of weight files share."""
 
-from __future__ import annotations
-
 import pytest
 
 from learned_samplers.learned import weights

@@ -1,7 +1,5 @@
 """Rules and samplers with their settings given as further keywords, which keeps the cases of these tests short."""
 
-from __future__ import annotations
-
 import inspect
 from functools import wraps
 

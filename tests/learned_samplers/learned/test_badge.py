@@ -1,7 +1,5 @@
 """The badge of a learned sampler: a measurement gives it, at its settings, and nothing else does."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,12 +1,14 @@
 """What holds of every learned rule: untrained it is SGHMC, and members of a batch do not see each other."""
 
-from __future__ import annotations
-
+import copy
 from functools import partial
 
+import higher
 import pytest
 import torch
+from torch import nn
 
+import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
 from learned_samplers import SGHMC
 from learned_samplers.base.matrices import state_lengths
 from learned_samplers.base.segments import Segments
@@ -16,6 +18,7 @@ from learned_samplers.learned.l2e import L2ESettings, l2e_rule
 from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
 from learned_samplers.learned.preconditioned import PreconditionedSettings, l2e_precond_rule
 from learned_samplers.learned.sampler import REGISTRY
+from tests.harness import small_data, small_network
 from tests.learned_samplers.learned.cases import chain, make_network, phi_of
 from tests.learned_samplers.learned.flat_keywords import L2E, KineticL2E, MetaSGMCMC, PrecondL2E
 
@@ -98,3 +101,38 @@ def test_members_do_not_see_each_other_and_one_that_is_not_finite_poisons_none(s
     for before, now in zip(every, dirty, strict=True):
         assert torch.equal(before[[0, 2]], now[[0, 2]])
     assert dirty[1][1].isnan().any()
+
+
+def unrolled(make, module, lr, **options):
+    """A later loss as a function of the learning rate and of the network's weights, through `higher`."""
+    model, (x, y) = small_network().double(), small_data()
+    sampler = make(model.parameters(), 0.1, 50, network=module, prior_precision=1.0)
+    torch.manual_seed(4)
+    with higher.innerloop_ctx(model, sampler, override={"lr": [lr]}) as (fast, twin):
+        for _ in range(5):
+            twin.step(nn.functional.cross_entropy(fast(x.double()), y), **options)
+        return nn.functional.cross_entropy(fast(x.double().flip(0)), y)
+
+
+@pytest.mark.parametrize("name", ["L2E", "PrecondL2E", "MetaSGMCMC"])
+def test_the_twin_is_differentiable_in_the_learning_rate_and_in_the_networks_weights(name):
+    make = REGISTRY[name]
+    module, h = make_network(make.settings_class()).double(), 1e-6
+    lr, parameters = torch.tensor(0.1, dtype=torch.float64, requires_grad=True), list(module.parameters())
+    by_lr, *by_weights = torch.autograd.grad(unrolled(make, module, lr), [lr, *parameters])
+    difference = (unrolled(make, module, lr.detach() + h) - unrolled(make, module, lr.detach() - h)) / (2 * h)
+    assert by_lr.item() == pytest.approx(difference.item(), rel=1e-4)
+    direction = [torch.randn_like(p) * (p != 0) for p in parameters]
+    ends = []
+    for shift in (h, -h):
+        moved = copy.deepcopy(module)
+        with torch.no_grad():
+            for p, d in zip(moved.parameters(), direction, strict=True):
+                p.add_(d, alpha=shift)
+        ends.append(unrolled(make, moved, lr.detach()))
+    slope = sum((g * d).sum() for g, d in zip(by_weights, direction, strict=True))
+    assert slope.item() == pytest.approx(((ends[0] - ends[1]) / (2 * h)).item(), rel=1e-4)
+    if name == "MetaSGMCMC":
+        detached = torch.autograd.grad(unrolled(make, module, lr, detach_inputs=True), parameters)
+        assert all(g.isfinite().all() for g in detached)
+        assert max((a - b).abs().max() for a, b in zip(detached, by_weights, strict=True)) > 1e-6

@@ -36,9 +36,6 @@ def chain_state(feature_set="paper"):
     return [*chain, *(torch.zeros(shape, dtype=torch.float64) for shape in kept)]
 
 
-# ------------------------------------------------------------------ an independent implementation
-
-
 def reference_network(phi, theta, r, g, m):
     """Coordinate-major, one tensor: (n, 9) features, RMS over the tensor."""
     x = np.concatenate([np.stack([g, theta, r], -1), m], -1)

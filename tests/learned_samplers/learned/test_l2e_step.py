@@ -1,7 +1,5 @@
 """The step of L2E and Precond-L2E: the same chain by compiled code and by torch, tensor by tensor and together."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -104,39 +102,19 @@ def test_a_chain_in_another_memory_layout_is_the_same(name, native, monkeypatch)
 
 
 @pytest.mark.parametrize("native", ["0", "1"])
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", ["normalised", "narrow", "told"])  # the others are in the table of samplers
 def test_a_resumed_chain_is_the_same_bit_for_bit(name, native, monkeypatch):
+    """Over the tenth step, at which roots of matrices are renewed."""
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, native)
-    whole, first = sampler_of(SETTINGS[name]), sampler_of(SETTINGS[name])
-    expected = run(whole, 8)
-    halfway = run(first, 4)
-    second = sampler_of(SETTINGS[name])
+    whole, first, second = (sampler_of(SETTINGS[name]) for _ in range(3))
+    expected, halfway = run(whole, 21), run(first, 12)
     second.load_state_dict(first.state_dict())
     for p, value in zip(second.param_groups[0]["params"], halfway, strict=True):
         p.data.copy_(value)
-    for a, b in zip(run(second, 4), expected, strict=True):
-        assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("native", ["0", "1"])
-def test_averages_in_bfloat16_stay_so_and_are_not_resumed_in_float32(native, monkeypatch):
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, native)
-    first = sampler_of(SETTINGS["narrow"])
-    run(first, 2)
-    second = sampler_of(SETTINGS["narrow"])
-    second.load_state_dict(first.state_dict())
-    for state in second.state.values():
-        assert (state["averages"].dtype, state["momentum"].dtype) == (torch.bfloat16, torch.float32)
-    with pytest.raises(ValueError, match="averages_dtype is 'bfloat16' there, 'float32' here"):
-        sampler_of(replace(SETTINGS["narrow"], averages_dtype="float32")).load_state_dict(first.state_dict())
-
-
-def test_a_chain_resumes_with_the_length_of_its_own_run():
-    first = sampler_of(SETTINGS["told"])
-    run(first, 2)
-    other = sampler_of(SETTINGS["matrix"])
-    with pytest.raises(ValueError, match="total_steps is 12 there, None here"):
-        other.load_state_dict(first.state_dict())
+        state = second.state[p]
+        kept = torch.bfloat16 if name == "narrow" else torch.float32
+        assert (state["averages"].dtype, state["momentum"].dtype) == (kept, torch.float32)
+    assert all(map(torch.equal, run(second, 9), expected))
 
 
 def test_the_length_of_the_run_changes_the_chain():

@@ -1,23 +1,23 @@
 """Measures of a learned sampler: against finite differences, samplers whose answer is known, and its own rule."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 
+from learned_samplers import SGHMC
 from learned_samplers.base.matrices import state_lengths
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.averages import update_averages
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.features import Features, NetworkOnChain, Run, network_at
 from learned_samplers.learned.l2e import L2ESettings, l2e_rule
-from learned_samplers.learned.measures import assumption_violation, output_grids, term_contributions
+from learned_samplers.learned.measures import assumption_violation, flat_states, output_grids, term_contributions
 from learned_samplers.learned.network import build_network
 from meta_tasks.rules.learned import L2ERule
+from tests.harness import closure_for, small_network
 from tests.learned_samplers.learned.cases import network, phi_of
-from tests.learned_samplers.learned.flat_keywords import keywords
+from tests.learned_samplers.learned.flat_keywords import L2E, keywords
 
 assumption_violation, term_contributions = (
     keywords(each, L2ESettings) for each in (assumption_violation, term_contributions)
@@ -56,9 +56,6 @@ def state(leading=(), feature_set="paper", seed=1):
     if FEATURE_SETS[feature_set].matrix:
         chain["covariances"] = torch.zeros(*leading, sum(state_lengths(SEGMENTS)), dtype=torch.float64)
     return chain
-
-
-# ------------------------------------------------------------------ Assumption 3.1
 
 
 @pytest.mark.parametrize("feature_set", FEATURE_SETS)
@@ -120,9 +117,6 @@ def test_friction_that_beta_does_not_feel_counts_as_alpha(friction_scale):
     assert (found.alpha_by_momentum - felt.alpha_by_momentum).abs().max() > 1e-2
 
 
-# ------------------------------------------------------------------ terms
-
-
 @pytest.mark.parametrize(
     ("form", "options"),
     [
@@ -154,9 +148,6 @@ def test_terms_are_what_the_rule_loses_without_them(form, options):
     assert ("friction" in found) == (form == "residual")
 
 
-# ------------------------------------------------------------------ grids
-
-
 def test_grids_hold_the_networks_outputs_at_their_places():
     phi = [(w.float(), b.float()) for w, b in weights()]
     grids = output_grids(phi, points=5, extent=2.0, fixed=(-1.0, 0.5))
@@ -182,3 +173,51 @@ def test_grids_move_the_ratios_along_with_the_gradient():
     grids = output_grids(phi, "adaptive", points=3, extent=1.5)
     torch.testing.assert_close(grids["beta"], torch.tensor([3.0, 0.0, 3.0]).expand(3, 3, 3))
     assert not grids["alpha"].any()
+
+
+def next_parameter(state):
+    """Where `l2e_rule` takes θ from a state of `flat_states`."""
+    values = {key: value for key, value in state.items() if key != "form"}
+    theta, gradient, *kept = (values.pop(name) for name in ("parameter", "gradient", "momentum", "averages"))
+    return l2e_rule(theta, gradient, None, *kept, **values)[0]
+
+
+def test_the_states_of_an_optimizer_are_what_its_next_step_uses():
+    model, module = small_network(), build_network("adaptive", (6,), zero_last=False)
+    groups = [{"params": [model[0].weight], "lr": 0.03}, {"params": [*model[2].parameters(), model[0].bias]}]
+    sampler = L2E(groups, 0.1, 100, network=module, feature_set="adaptive", temperature=0.0)
+    closure = closure_for(model, sampler)
+    with pytest.raises(ValueError, match="sampler"):
+        flat_states(sampler)
+    for _ in range(3):
+        sampler.step(closure)
+    closure()
+    states = flat_states(sampler)
+    assert [s["segments"].lengths for s in states] == [(15,), (10, 2, 5)]
+    assert [s["lr"] for s in states] == [0.03, 0.1]
+    assert all(0 < assumption_violation(**s).relative <= 1 for s in states)
+    assert all(term_contributions(**s)["noise"] == 0 for s in states)
+    expected = torch.cat([next_parameter(s) for s in states])
+    sampler.step()
+    after = torch.cat([p.detach().flatten() for group in sampler.param_groups for p in group["params"]])
+    torch.testing.assert_close(after, expected)
+    with pytest.raises(TypeError, match="SGHMC"):
+        flat_states(SGHMC(model.parameters(), 0.1, 100))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_states_are_those_of_the_weights_that_the_rule_moves(dtype):
+    """With a prior around the first weights, and where the rule moves float32 copies."""
+    p = torch.full((50,), 3.0, dtype=dtype, requires_grad=True)
+    settings = {"network": "l2e", "prior_precision": 10.0, "temperature": 0.0, "lr": 1e-3}
+    sampler = L2E([{"params": [p], "prior_mean": "initial"}], num_data=1000, **settings)
+    for step in range(3):
+        p.grad = torch.full((50,), 0.01 * (1 + step), dtype=dtype)
+        if step < 2:
+            sampler.step()
+    (state,) = flat_states(sampler)
+    torch.testing.assert_close(state["parameter"], sampler.state[p].get("master", p.detach()).float() - 3.0)
+    assert term_contributions(**state)["prior"] < 0.01 * term_contributions(**state)["gradient"]
+    expected = next_parameter(state)
+    sampler.step()
+    torch.testing.assert_close(sampler.state[p].get("master", p.detach()).float(), expected + 3.0)

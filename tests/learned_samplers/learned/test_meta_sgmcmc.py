@@ -1,20 +1,14 @@
 """The optimizer MetaSGMCMC: its energy, its chains, what it refuses, its differentiable twin."""
 
-from __future__ import annotations
-
-import copy
-
 import higher
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
-from tests.harness import closure_for, flat, small_data, small_network
+from tests.harness import closure_for, flat, running, small_data, small_network
 from tests.learned_samplers.learned.cases import N, chain, meta_network, phi_of
 from tests.learned_samplers.learned.flat_keywords import MetaSGMCMC, keywords
 
@@ -109,36 +103,6 @@ def test_scaled_inputs_do_not_see_the_scale_of_the_loss():
     assert (end("energy", 10.0) - end("energy", 1.0)).abs().max() > 1e-3
 
 
-@settings(max_examples=20, deadline=None)
-@given(
-    shapes=st.lists(st.lists(st.integers(1, 4), max_size=3), min_size=1, max_size=4),
-    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
-    chains=st.integers(0, 3),
-    two_groups=st.booleans(),
-)
-def test_any_shapes_groups_and_dtypes(shapes, dtype, chains, two_groups):
-    shapes = [[chains, *shape] if chains else shape for shape in shapes]
-    params = [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
-    groups = [{"params": params[:1]}, {"params": params[1:]}] if two_groups and len(params) > 1 else params
-    sampler = MetaSGMCMC(groups, 0.01, 100, network=meta_network(dtype=dtype), prior_precision=1.0)
-
-    def closure():
-        for p in params:
-            p.grad = torch.randn_like(p)
-        return torch.rand(chains) if chains else torch.rand(())
-
-    for _ in range(3):
-        sampler.step(closure)
-    for p, shape in zip(params, shapes, strict=True):
-        assert (p.shape, p.dtype) == (tuple(shape), dtype)
-        # Half precision is updated in single precision.
-        assert sampler.state[p]["momentum"].dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
-        assert p.isfinite().all()
-
-
-# ------------------------------------------------------------------ refused
-
-
 @pytest.mark.parametrize(
     ("closure", "error", "named"),
     [
@@ -150,16 +114,10 @@ def test_any_shapes_groups_and_dtypes(shapes, dtype, chains, two_groups):
     ],
 )
 def test_closures_that_do_not_fit_change_nothing(closure, error, named):
-    model = small_network()
-    sampler = MetaSGMCMC(model.named_parameters(), 0.1, 100, network=meta_network())
-    sampler.step(closure_for(model, sampler))
-    before, saved = flat(model), copy.deepcopy(sampler.state_dict())
+    _, sampler, unchanged = running("MetaSGMCMC")
     with pytest.raises(error, match=named):
         sampler.step(closure)
-    assert torch.equal(flat(model), before)
-    for key, entry in saved["state"].items():
-        assert torch.equal(entry["momentum"], sampler.state_dict()["state"][key]["momentum"])
-    assert sampler.step_count == 1
+    assert unchanged()
 
 
 def test_the_chain_and_the_parameter_that_broke_the_energy_are_named():
@@ -173,44 +131,6 @@ def test_the_chain_and_the_parameter_that_broke_the_energy_are_named():
     with pytest.raises(FloatingPointError, match="'w'"):
         sampler.step(lambda: torch.zeros(()))
     assert sampler.step_count == 0
-
-
-# ------------------------------------------------------------------ the twin of higher
-
-
-def unrolled(module, lr, **options):
-    """A later loss as a function of the learning rate and of the network's weights."""
-    model = small_network().double()
-    x, y = small_data()
-    sampler = MetaSGMCMC(model.parameters(), 0.1, N, network=module, prior_precision=1.0, energy_scale=3.0)
-    torch.manual_seed(4)
-    with higher.innerloop_ctx(model, sampler, override={"lr": [lr]}) as (fast, twin):
-        for _ in range(5):
-            twin.step(nn.functional.cross_entropy(fast(x.double()), y), **options)
-        return nn.functional.cross_entropy(fast(x.double().flip(0)), y)
-
-
-def test_the_twin_is_differentiable_in_the_learning_rate_and_in_the_weights():
-    module, h = meta_network(3), 1e-6
-    lr = torch.tensor(0.1, dtype=DOUBLE, requires_grad=True)
-    parameters = list(module.parameters())
-    by_lr, *by_weights = torch.autograd.grad(unrolled(module, lr), [lr, *parameters])
-    difference = (unrolled(module, lr.detach() + h) - unrolled(module, lr.detach() - h)) / (2 * h)
-    assert by_lr.item() == pytest.approx(difference.item(), rel=1e-4)
-    generator = torch.Generator().manual_seed(1)
-    direction = [torch.randn(p.shape, generator=generator, dtype=p.dtype) * (p != 0) for p in parameters]
-    ends = []
-    for shift in (h, -h):
-        moved = copy.deepcopy(module)
-        with torch.no_grad():
-            for p, d in zip(moved.parameters(), direction, strict=True):
-                p.add_(d, alpha=shift)
-        ends.append(unrolled(moved, lr.detach()))
-    slope = sum((g * d).sum() for g, d in zip(by_weights, direction, strict=True))
-    assert slope.item() == pytest.approx(((ends[0] - ends[1]) / (2 * h)).item(), rel=1e-4)
-    detached = torch.autograd.grad(unrolled(module, lr, detach_inputs=True), parameters)
-    assert all(g.isfinite().all() for g in detached)
-    assert max((a - b).abs().max() for a, b in zip(detached, by_weights, strict=True)) > 1e-6
 
 
 @pytest.mark.parametrize("feature_set", ["energy", "energy_rms"])

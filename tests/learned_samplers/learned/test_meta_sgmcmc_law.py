@@ -1,7 +1,5 @@
 """Meta-SGMCMC leaves its law alone, only with both of its corrections: planted faults move it."""
 
-from __future__ import annotations
-
 import gc
 import math
 
@@ -46,6 +44,12 @@ def stationary(seed, step_size=0.05, curvatures=(1.0, 2.0), temperature=1.0, pri
 
 def error(*args, **kwargs):
     return max(map(abs, stationary(*args, **kwargs)))
+
+
+def scaled_by_constants(x, segments, floor):
+    """The root mean square taken for a constant, as the published rule does it."""
+    scaled, _ = to_root_mean_square(x, segments, floor)
+    return scaled, segments.expand((segments.mean_square(x) + floor).rsqrt())
 
 
 def without(*names, position=None, factor=0.0):
@@ -99,18 +103,13 @@ def test_random_networks_leave_gaussians_alone(seed, options, most):
 def test_the_law_moves_under_planted_faults(fault, monkeypatch):
     slopes, seed = FAULTS[fault]
     monkeypatch.setattr(module, "slopes_of", slopes)
-    assert error(seed) > 0.12
+    assert error(seed, chains=800, time=12.0) > 0.12
 
 
 @pytest.mark.parametrize("seed", [0, 5])
 def test_the_law_moves_where_the_root_mean_square_is_taken_for_a_constant(seed, monkeypatch):
-    """The published rule's inputs are scaled by constants; one of two coordinates is much of its own mean square."""
-
-    def constant(x, segments, floor):
-        scaled, _ = to_root_mean_square(x, segments, floor)
-        return scaled, segments.expand((segments.mean_square(x) + floor).rsqrt())
-
-    monkeypatch.setattr(module, "to_root_mean_square", constant)
+    """One of two coordinates is much of its own mean square."""
+    monkeypatch.setattr(module, "to_root_mean_square", scaled_by_constants)
     assert error(seed, segments=Segments((2,)), **SCALED) > 0.1
 
 
@@ -122,12 +121,9 @@ def test_the_bias_shrinks_with_the_step_size(seed):
     assert abs(fine) < 0.35 * coarse
 
 
-# ------------------------------------------------------------------ the optimizer
-
-
 def test_the_optimizer_keeps_the_posterior_up_to_the_step_size():
     own = dict(network=meta_network(1, 0.3, torch.float32, (8,)), energy_scale=100.0, gradient_scale=10.0)
-    settings = dict(stiffness=(0.3,), per_chain=True, coordinates=2000, steps=250, refinement=4, tolerance=0.03)
+    settings = dict(stiffness=(0.3,), per_chain=True, coordinates=1000, steps=250, refinement=4, tolerance=0.03)
     report = check_sampler(lambda p: MetaSGMCMC(p, 0.1, 100, **own), **settings)
     assert report.passed, report
     assert report.verdict == "O(h)"
@@ -138,16 +134,16 @@ def test_gradient_noise_that_is_told_does_not_heat(told):
     """Untrained, in closed form: SGHMC's variance with the noise B, and without it once B is taken off."""
     noise = 100.0
     own = dict(network=None, gradient_variance=noise if told else 0.0)
-    report = check_sampler(lambda p: MetaSGMCMC(p, 0.1, 100, **own), gradient_noise=noise, coordinates=2000, steps=300)
+    report = check_sampler(lambda p: MetaSGMCMC(p, 0.1, 100, **own), gradient_noise=noise, coordinates=1000, steps=100)
     for r in report.results:
         closed = sghmc_variance(r.curvature, 0.001, 0.1, gradient_noise=0.0 if told else noise)
         assert r.expected_variance == pytest.approx(closed, rel=1e-5)
 
 
 def test_a_long_chain_does_not_drift_and_keeps_no_memory():
-    """Four blocks of 4,000 steps have the same moments, and a step leaves no tensor behind. (25,000 steps a block,
-    100,000 in all, were run by hand: reports/meta_sgmcmc.md.)"""
-    p, k, length = torch.zeros(64, 2, requires_grad=True), torch.tensor([100.0, 200.0]), 4000
+    """Four blocks of 1,000 steps have the same moments, and a step leaves no tensor behind. (100,000 steps in all were
+    run by hand: reports/meta_sgmcmc.md.)"""
+    p, k, length = torch.zeros(256, 2, requires_grad=True), torch.tensor([100.0, 200.0]), 1000
     own = dict(energy_scale=100.0, gradient_scale=10.0, curl_scale=0.5, friction_scale=0.5)
     network, generator = meta_network(2, dtype=torch.float32, hidden=(8,)), torch.Generator().manual_seed(0)
     sampler = MetaSGMCMC([p], 0.02, 100, network=network, momentum_decay=0.1, generator=generator, **own)

@@ -1,19 +1,14 @@
 """The Meta-SGMCMC rule: its equations, and what its networks may be."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 
 from learned_samplers.learned.meta_fields import (
-    build_meta_network,
-    check_meta_network,
     split_meta_network,
 )
 from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
-from learned_samplers.learned.network import flatten, layers_of, shapes_of, unflatten
 from tests.learned_samplers.learned.cases import meta_network, phi_of
 from tests.learned_samplers.learned.flat_keywords import keywords
 
@@ -88,28 +83,6 @@ def test_the_rule_is_its_equations(hidden, clips):
     torch.testing.assert_close(new[0], x + eps * (q_new * r_new - heat * q_r), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("detach", [False, True])
-def test_it_is_differentiable_in_the_weights_through_several_steps(detach):
-    """Against central differences; with detached inputs the values stay and the gradient is another one."""
-    phi = phi_of(meta_network(hidden=(8,)))
-    vector, shapes = flatten(phi), shapes_of(phi)
-    x0, _, xi, r0, _ = state(2)
-
-    def outcome(vector):
-        x, r = x0, r0
-        for _ in range(4):
-            at = dict(energy=1.5 * x.square().sum(-1), phi=unflatten(vector, shapes), detach_inputs=detach)
-            x, r = meta_sgmcmc_rule(x, x, xi, r, **at, **{**SETTINGS, "prior_precision": 0.0})
-        return (x * r).sum()
-
-    slope = torch.func.grad(outcome)(vector)
-    direction = torch.randn(len(vector), dtype=torch.float64, generator=torch.Generator().manual_seed(7))
-    h = 1e-6
-    difference = (outcome(vector + h * direction) - outcome(vector - h * direction)) / (2 * h)
-    agrees = slope @ direction == pytest.approx(difference.item(), rel=1e-5)
-    assert agrees != detach
-
-
 def test_the_settings_of_the_published_code_are_those_of_the_paper():
     """η = √(.007/N), D = (.01/η)·Q² + 50·f_D: lr 0.007, a 0.01, s_D = 50·η/.01, and its clip of 1,000 is 1,000·η."""
     n, k, network = 60_000.0, 50.0, meta_network()
@@ -124,33 +97,3 @@ def test_the_settings_of_the_published_code_are_those_of_the_paper():
     f_q, f_d = network(torch.stack([torch.full_like(r, 1.3), r, zero], -1)).detach().unbind(-1)
     friction = (0.01 / eta * f_q.clamp(-5, 5) ** 2 + k * f_d).clamp(min=0).clamp(max=1000)
     torch.testing.assert_close(moved, r - eta * friction * r, rtol=1e-10, atol=1e-12)
-
-
-# ------------------------------------------------------------------ the network
-
-
-def test_the_halves_of_the_network_are_two_networks():
-    network = build_meta_network((7, 4), zero_last=False, generator=torch.Generator().manual_seed(2))
-    phi = layers_of(network)
-    check_meta_network(phi)
-    curl, friction = split_meta_network(phi)
-    x = torch.randn(6, 3)
-
-    def through(layers, x):
-        for i, (w, b) in enumerate(layers):
-            x = x @ w.T + b
-            x = x.relu() if i < 2 else x
-        return x[:, 0]
-
-    torch.testing.assert_close(network(x), torch.stack([through(curl, x[:, :2]), through(friction, x)], -1))
-    assert [tuple(w.shape) for w, _ in curl] == [(7, 2), (4, 7), (1, 4)]
-    assert [tuple(w.shape) for w, _ in friction] == [(7, 3), (4, 7), (1, 4)]
-
-
-@pytest.mark.parametrize(("layer", "row", "column"), [(0, 0, 2), (1, 0, 9), (1, 7, 0), (2, 0, 4), (2, 1, 0)])
-def test_networks_that_mix_the_halves_are_refused(layer, row, column):
-    phi = layers_of(build_meta_network((7, 4)))
-    with torch.no_grad():
-        phi[layer][0][row, column] = 0.5
-    with pytest.raises(ValueError, match="must keep f_Q and f_D apart"):
-        check_meta_network(phi)

@@ -1,7 +1,5 @@
 """Precond-L2E: SGHMC when untrained, and its equations written out."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What the learned samplers, their settings, networks and files refuse: an error that names what is wrong."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 
@@ -9,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from learned_samplers.base.segments import Segments
 from learned_samplers.base.settings import settings_of
 from learned_samplers.learned import weights
 from learned_samplers.learned.averages import update_averages
@@ -16,6 +15,7 @@ from learned_samplers.learned.cards import registered
 from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.kinetic import KineticSettings
 from learned_samplers.learned.l2e import L2ESettings
+from learned_samplers.learned.meta_fields import build_meta_network, check_meta_network
 from learned_samplers.learned.network import build_network, check_forward, layers_of
 from learned_samplers.learned.sampler import REGISTRY
 from tests.learned_samplers.learned.cases import make_card, make_network, network, parameter, rewrite_card
@@ -71,6 +71,14 @@ def make(cls, **keywords):
     return lambda: cls([parameter()], **{"network": None, "lr": 0.1, "num_data": 10, **keywords})
 
 
+def mixed(layer, row, column):
+    """A network of `MetaSGMCMC` whose halves see each other."""
+    phi = layers_of(build_meta_network((7, 4)))
+    with torch.no_grad():
+        phi[layer][0][row, column] = 0.5
+    return lambda: check_meta_network(phi)
+
+
 def sequential(*layers):
     return lambda: layers_of(nn.Sequential(*layers))
 
@@ -123,6 +131,11 @@ def sequential(*layers):
         (lambda: layers_of(a_layer_twice()), ValueError, "layer 4"),
         (lambda: update_averages(torch.zeros(8, 3).bfloat16(), parameter(), "adaptive"), ValueError, "bfloat16"),
         (lambda: registered("SGHMC"), ValueError, "SGHMC"),
+        *((lambda x=x: Segments(x), ValueError, "lengths of Segments must be positive") for x in ((), (3, 0), (-1,))),
+        *(
+            (mixed(*place), ValueError, "must keep f_Q and f_D apart")
+            for place in ((0, 0, 2), (1, 0, 9), (1, 7, 0), (2, 0, 4), (2, 1, 0))
+        ),
     ],
 )
 def test_bad_arguments_settings_and_networks_are_named(call, error, words):
@@ -153,6 +166,9 @@ def put(key, index, value):
         (lambda saved: saved["state"][0].pop("averages"), "averages"),
         (lambda saved: saved["state"][0].update(averages=torch.zeros(2, 3)), "averages of parameter .* has shape"),
         (lambda saved: saved["state"][0].update(averages=3), "averages of parameter .* must be a real"),
+        (lambda saved: saved["state"][0].update(whitening=torch.zeros(2, 1, 3, 3)), "whitening of parameter .* shape"),
+        (lambda saved: saved["sampler"].update(network=None), "network"),
+        (lambda saved: saved["sampler"].update(network={}), "network"),  # of a version that did not save the settings
         (lambda saved: saved["sampler"].update(network={"settings": 3}), "which network"),
         (lambda saved: saved["sampler"].update(network={"settings": {}, "sha256": ""}), "other settings"),
         (lambda saved: saved["sampler"]["network"].update(sha256=3), "another network"),

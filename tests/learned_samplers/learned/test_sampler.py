@@ -1,7 +1,5 @@
 """From a name or a card to its sampler, its settings and its rule."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Settings of learned samplers: one place for defaults and checks, the same for keywords, cards and state dicts."""
 
-from __future__ import annotations
-
 import copy
 import io
 from dataclasses import FrozenInstanceError, fields, replace
@@ -12,13 +10,10 @@ import torch
 from learned_samplers.base.settings import settings_of
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.sampler import REGISTRY
+from tests.learned_samplers.learned.cases import parameter
 from tests.learned_samplers.learned.flat_keywords import L2E, KineticL2E, MetaSGMCMC, PrecondL2E
 
 CLASSES = {name: each.settings_class for name, each in REGISTRY.items()}
-
-
-def parameter():
-    return torch.zeros(3, requires_grad=True)
 
 
 def make(name, **keywords):
@@ -47,14 +42,6 @@ def test_keywords_settings_and_card_are_three_ways_to_the_same(name):
     assert card["features"] == list(by_keywords.features)
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_a_fresh_network_has_the_shape_that_the_sampler_needs(name):
-    sampler = make(name)
-    network = sampler.settings.fresh_network((4,))
-    assert network[0].in_features == len(sampler.settings.features)
-    assert network[-1].out_features == sampler.settings.outputs
-
-
 def test_the_defaults_of_a_form_are_its_own():
     names = ("alpha_scale", "beta_scale")
     residual, paper = L2ESettings(), L2ESettings(form="paper")
@@ -64,11 +51,6 @@ def test_the_defaults_of_a_form_are_its_own():
     assert L2ESettings(averages_dtype=torch.bfloat16).averages_dtype == "bfloat16"
     with pytest.raises(FrozenInstanceError):
         residual.alpha_scale = 3.0  # type: ignore[misc]
-
-
-def test_settings_belong_to_the_sampler_and_not_to_its_groups():
-    sampler = make("L2E", beta_scale=0.5)
-    assert not set(sampler.settings.names()) & set(sampler.param_groups[0])
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -19,6 +19,7 @@ from learned_samplers.learned.native import kernel
 from learned_samplers.learned.native.kernel import takes
 from learned_samplers.learned.network import build_network, flatten, layers_of, shapes_of, unflatten, value_and_slopes
 from learned_samplers.learned.preconditioned import PreconditionedSettings, l2e_precond_rule
+from tests.harness import SAMPLERS, closure_for, small_data, small_network
 from tests.learned_samplers.learned.cases import meta_network, phi_of
 
 pytestmark = pytest.mark.usefixtures("library")
@@ -102,8 +103,6 @@ def assert_same_step(tensors, lengths, rule=l2e_rule, **given):
     before = (tensors[0], *tensors[3:5])
     assert worst_difference(before, lengths, ours[:3], theirs[:3]) < (TOLERANCE_OF_ROOTS if matrix else TOLERANCE)
 
-
-# ------------------------------------------------------------------ the step of L2E and Precond-L2E
 
 FORMS = {
     "residual": (l2e_rule, lambda **own: L2ESettings(**own)),
@@ -246,9 +245,6 @@ def test_who_cannot_be_served_is_known_beforehand():
             assert isinstance(network.chain, CompiledFeatures) == in_place
 
 
-# ------------------------------------------------------------------ values and slopes, of Kinetic-L2E and Meta-SGMCMC
-
-
 @pytest.mark.parametrize("hidden", [(1,), (10,), (32, 32), (5, 7, 9), (64, 3, 64, 20)], ids=str)
 @pytest.mark.parametrize("leading", [(), (3,), (2, 2)], ids=str)
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
@@ -318,3 +314,14 @@ def test_kinetic_l2e_takes_the_same_step():
     with torch.no_grad():
         ours = l2e_kinetic_rule(*tensors, phi=phi, **at)
     assert worst_difference((tensors[0], tensors[3]), LENGTHS, ours, theirs) < 3 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["SGHMC", "L2E", "AdaptedSGHMC", "MetaSGMCMC", "KineticL2E", "PrecondL2E"])
+def test_a_graph_of_the_weights_before_is_refused_after_a_step(name):
+    """A compiled step changes weights that a graph may still need: autograd must hear of it."""
+    model, (x, y) = small_network(), small_data()
+    sampler = SAMPLERS[name](model.parameters())
+    stale = torch.nn.functional.cross_entropy(model(x), y)
+    sampler.step(closure_for(model, sampler))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        stale.backward()
