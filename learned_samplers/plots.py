@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from learned_samplers.base.optional import require
+from learned_samplers.checks import HeldOutReport
 from learned_samplers.diagnostics import LossLines
 from learned_samplers.metrics import calibration_bins, ece
 
@@ -226,33 +227,23 @@ def loss_barriers(
     return _finish(ax, title)
 
 
-def held_out_path(
-    values: Any,
-    losses: Any,
-    errors: Any,
-    ax: Axes | None = None,
-    *,
-    marked: float | None = None,
-    title: str | None = None,
-) -> Axes:
-    """Held-out loss against a value on a logarithmic axis, with the standard error of each difference to the best one.
-
-    `HeldOutReport.plot` calls it.
+def held_out_path(report: HeldOutReport, ax: Axes | None = None, *, title: str | None = None) -> Axes:
+    """NLL of held-out rows along a path of priors or temperatures, with the standard errors of the differences.
 
     Args:
-        values, losses, errors: (K,) numbers each, values above 0.
-        marked: a value to mark.
+        report: from `suggest_prior` or `suggest_temperature`.
 
     Raises:
-        TypeError, ValueError: not such numbers.
+        TypeError: it is no such report.
     """
-    x, y, bars = (_numbers(name, row)[0] for name, row in (("values", values), ("losses", losses), ("errors", errors)))
-    if not len(x) == len(y) == len(bars) or not (x > 0).all():
-        raise ValueError(f"values must be above 0, and as many as losses and errors, got {x}, {y}, {bars}")
+    if not isinstance(report, HeldOutReport):
+        raise TypeError(f"report must be a HeldOutReport, got {type(report).__name__}")
     ax = _axes(ax, (5.0, 3.4))
-    ax.errorbar(x, y, bars, color=PALETTE[0], marker="o", markersize=4, capsize=3, linewidth=1.4)
-    if marked is not None:
-        ax.axvline(marked, color=PALETTE[1], linestyle="--", linewidth=1.4, label=f"suggested: {marked:.3g}")
-        ax.legend(frameon=False)
-    ax.set(xscale="log", ylabel="NLL of held-out rows")
+    values, losses, errors = ([getattr(row, key) for row in report.rows] for key in ("value", "nll", "error"))
+    style: dict[str, Any] = {"color": PALETTE[0], "marker": "o", "markersize": 4, "capsize": 3, "linewidth": 1.4}
+    ax.errorbar(values, losses, errors, **style)
+    for value, name, dash in ((report.suggested, "suggested", "--"), (report.present, "yours", ":")):
+        ax.axvline(value, color=PALETTE[1], linestyle=dash, linewidth=1.4, label=f"{name}: {value:.3g}")
+    ax.legend(frameon=False)
+    ax.set(xscale="log", xlabel=report.quantity, ylabel="NLL of held-out rows")
     return _finish(ax, title)

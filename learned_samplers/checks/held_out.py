@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,6 @@ from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.prior import Prior
 from learned_samplers.checks.step_size import Loss
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 #: Makes a sampler from named parameters.
 NamedFactory = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
@@ -47,7 +44,9 @@ class HeldOutRow:
 
 @dataclass(frozen=True)
 class HeldOutReport:
-    """The result of `suggest_prior` and `suggest_temperature`; ``print`` it, or read its fields."""
+    """The result of `suggest_prior` and `suggest_temperature`: ``print`` it, read its fields, or draw it by
+    :func:`learned_samplers.plots.held_out_path`.
+    """
 
     #: What the values are of.
     quantity: str
@@ -77,24 +76,6 @@ class HeldOutReport:
         if self.suggested != self.present and not self.decided:
             verdict += f"; the data do not decide against your {self.present:g}"
         return "\n".join([*lines, verdict])
-
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw NLL against the value, with a standard error of the difference to the best.
-
-        Args:
-            ax: Matplotlib axes to draw into; new ones by default.
-        """
-        from learned_samplers import plots
-
-        axes = plots.held_out_path(
-            [row.value for row in self.rows],
-            [row.nll for row in self.rows],
-            [row.error for row in self.rows],
-            ax,
-            marked=self.suggested,
-        )
-        axes.set_xlabel(self.quantity)
-        return axes
 
 
 @torch.random.fork_rng(devices=[])

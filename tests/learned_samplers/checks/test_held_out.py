@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from learned_samplers import BAOA, HMC, SGHMC, AdaptedSGHMC, CyclicalSchedule
 from learned_samplers.checks import suggest_prior, suggest_temperature
+from learned_samplers.plots import held_out_path
 from learned_samplers.priors import FanIn, GammaHyperprior
 
 ROWS, INPUTS = 60, 20
@@ -134,7 +135,7 @@ def test_loaders_warm_ups_and_shares_of_the_rows():
     assert report.held_out == 30
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
-    axes = report.plot()
+    axes = held_out_path(report)
     assert axes.get_xlabel() == "temperature"
 
 
@@ -174,6 +175,11 @@ def test_refused(changed, error, message):
     )
     with pytest.raises(error, match=message):
         suggest_prior(**{**arguments, "steps": 200, **changed})
+
+
+def test_a_figure_needs_a_report():
+    with pytest.raises(TypeError, match="report must be a HeldOutReport, got int"):
+        held_out_path(3)
 
 
 def test_loaders_need_held_out_rows_and_cycles_are_refused():
