@@ -12,7 +12,6 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from learned_samplers.base.optional import require
 from learned_samplers.checks import HeldOutReport
@@ -94,69 +93,6 @@ def reliability_diagram(
     ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence (largest probability)", ylabel="accuracy")
     _legend_beside(ax, f"ECE {error:.3f} ({num_bins} bins)")
     return _finish(ax, title)
-
-
-def accuracy_against_samples(
-    curves: Mapping[str, Any],
-    ax: Axes | None = None,
-    *,
-    references: Mapping[str, float] | None = None,
-    title: str | None = None,
-) -> Axes:
-    """Accuracy of the model average against the number of samples in it, a line for each name.
-
-    Args:
-        curves: (K,) accuracies in [0, 1] of the averages over the first 1, …, K samples, which
-            ``predict(cumulative=True)`` gives; or (R, K) for R repetitions, drawn as their mean and a band of one
-            standard deviation.
-        references: accuracies drawn as horizontal lines, such as that of a single network.
-
-    Raises:
-        ValueError: no curve, or one that is empty or not within [0, 1].
-    """
-    if not curves:
-        raise ValueError("curves must hold at least one curve, got none")
-    rows = {name: _fractions(f"curves[{name!r}]", values) for name, values in curves.items()}
-    lines = {name: _fractions(f"references[{name!r}]", [value]) for name, value in (references or {}).items()}
-    ax = _axes(ax, (6.4, 4.0))
-    styles = _styles()
-    longest = 1
-    for name, values in rows.items():
-        color, dash = next(styles)
-        mean, spread = values.mean(0), values.std(0, ddof=int(len(values) > 1))
-        counts = np.arange(1, len(mean) + 1)
-        longest = max(longest, len(mean))
-        marker = "o" if len(mean) <= 30 else None
-        ax.plot(counts, mean, color=color, linestyle=dash, marker=marker, markersize=3, label=name)
-        if len(values) > 1:
-            ax.fill_between(counts, mean - spread, mean + spread, color=color, alpha=0.2, linewidth=0)
-    for name, value in lines.items():
-        color, _ = next(styles)
-        ax.axhline(value.item(), color=color, linestyle=":", linewidth=1.8, label=name)
-    ax.set(xlabel="samples in the average", ylabel="accuracy", xlim=(0.5, longest + 0.5))
-    ax.xaxis.set_major_locator(_integers())
-    _legend_beside(ax)
-    return _finish(ax, title)
-
-
-def _fractions(name: str, values: Any) -> np.ndarray:
-    """(R, K) numbers in [0, 1]."""
-    array = _numbers(name, values)
-    if not ((array >= 0) & (array <= 1)).all():
-        raise ValueError(f"{name} must lie in [0, 1], got {array[~((array >= 0) & (array <= 1))][0]}")
-    return array
-
-
-def _numbers(name: str, values: Any) -> np.ndarray:
-    """(R, K) numbers."""
-    array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
-    try:
-        array = np.atleast_2d(np.asarray(array, dtype=np.float64))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be numbers, got {type(values).__name__}") from error
-    if array.ndim != 2 or not array.size:
-        raise ValueError(f"{name} must have shape (K,) or (R, K), got {array.shape}")
-    return array
 
 
 def cosine_similarity_map(similarity: Any, ax: Axes | None = None, *, title: str | None = None) -> Axes:

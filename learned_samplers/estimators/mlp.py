@@ -213,37 +213,23 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         """Numbers (row, target, ...) without the axis of targets where y had none."""
         return values[:, 0] if self._one_target else values
 
-    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False, quantiles: Any = None) -> Any:
+    def predict(self, X: Any, return_std: bool = False, quantiles: Any = None) -> Any:
         """The mean of the predictive distribution, (rows,), or (rows, targets) where y had several.
 
         Args:
             X: (rows, features).
             return_std: also return its standard deviation, in the same shape.
-            return_cov: also return its covariance between the targets, (rows, targets, targets).
             quantiles: shares in (0, 1); their quantiles are returned in the place of the mean, on a last axis.
         """
-        if sum((bool(return_std), bool(return_cov), quantiles is not None)) > 1:
-            raise ValueError("return_std, return_cov and quantiles exclude each other: ask for one of them")
+        if return_std and quantiles is not None:
+            raise ValueError("return_std and quantiles exclude each other: ask for one of them")
         if quantiles is not None:
             shares = np.ravel(np.asarray(quantiles)).tolist()
             for share in shares:
                 validation.fraction("quantiles", share, open_left=True, open_right=True)
             return self._quantiles(X, shares)
-        if return_cov:
-            pieces = [(self._moments([outputs]), self._covariance(outputs)) for _, outputs in self._new(X)]
-            means = np.concatenate([mean for (mean, _), _ in pieces])
-            return self._shaped(means), np.concatenate([covariance for _, covariance in pieces])
         mean, std = self._moments(outputs for _, outputs in self._new(X))
         return (self._shaped(mean), self._shaped(std)) if return_std else self._shaped(mean)
-
-    def _covariance(self, outputs: Tensor) -> np.ndarray:
-        """Covariances (row, target, target) of the mixture."""
-        means = self._mean_and_scale(outputs)[0].numpy() * self._y_scale
-        centred = means - means.mean(0)
-        covariance = np.einsum("sri,srj->rij", centred, centred) / len(means)
-        targets = range(means.shape[-1])
-        covariance[:, targets, targets] = self._moments([outputs])[1] ** 2
-        return covariance
 
     def _quantiles(self, X: Any, shares: Sequence[float]) -> np.ndarray:
         """Quantiles (row, target, share), or (row, share) of one target."""

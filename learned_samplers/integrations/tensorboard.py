@@ -10,7 +10,6 @@ from learned_samplers.base import validation
 from learned_samplers.base.norms import joint_norms
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
-from learned_samplers.diagnostics import Exploration
 
 
 def rates(sampler: Sampler) -> dict[str, float]:
@@ -63,17 +62,6 @@ def write_settings(writer: Any, settings: Mapping[str, Any], results: Mapping[st
         writer.file_writer.add_summary(summary)
     for tag, value in results.items():
         writer.add_scalar(tag, value)
-
-
-def write_exploration(writer: Any, exploration: Exploration) -> None:
-    """Write ``exploration/barrier``, ``/cosine``, ``/kl``, ``/disagreement`` and ``/ambiguity`` of one chain.
-
-    The values are medians over the pairs of samples, against the steps between the two: see `Exploration`.
-    """
-    for separation, values in exploration.by_separation().items():
-        for name, value in values.items():
-            if math.isfinite(value) and math.isfinite(separation):
-                writer.add_scalar(f"exploration/{name}", value, int(separation))
 
 
 class ChainLog:

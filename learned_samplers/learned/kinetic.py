@@ -26,7 +26,7 @@ from learned_samplers.base.guards.broken_off import putting_back
 from learned_samplers.base.guards.precision import without_autocast
 from learned_samplers.base.operations import FUNCTIONAL, as_number, scalar_sqrt
 from learned_samplers.base.segments import Segments
-from learned_samplers.base.settings import choice, keyword_of, setting
+from learned_samplers.base.settings import choice, setting
 from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.classical.full_data import OneLoss
 from learned_samplers.classical.sghmc import sghmc_rule
@@ -43,19 +43,13 @@ class KineticSettings(LearnedSettings):
     """The settings of `KineticL2E`."""
 
     sampler: ClassVar[str] = "KineticL2E"
+    retired: ClassVar[dict[str, Any]] = {"hessian": "finite_difference"}
 
     feature_set: str = choice("kinetic", default="kinetic", doc="what the network sees: θ and ∇Ũ.")
     mean_scale: float = setting(
         default=1.0,
         check=check.non_negative,
         doc="s, the factor on the learned mean of the momentum, in its units.",
-    )
-    hessian: str = choice(
-        "finite_difference",
-        "none",
-        default="finite_difference",
-        in_card=False,
-        doc='where the Hessian-vector product comes from: "finite_difference", or "none".',
     )
     probe_size: float = setting(
         default=1e-3,
@@ -150,7 +144,7 @@ def l2e_kinetic_rule(
     noise: Tensor | None,
     momentum: Tensor,
     *,
-    hessian_product: Callable[[Tensor], Tensor] | None,
+    hessian_product: Callable[[Tensor], Tensor],
     settings: KineticSettings,
     **at: Unpack[RuleArguments],
 ) -> tuple[Tensor, Tensor]:
@@ -166,17 +160,14 @@ def l2e_kinetic_rule(
 
     Args:
         parameter, gradient, noise, momentum: (..., d); noise standard normal or None at temperature 0.
-        hessian_product: w ↦ ∂²L/∂θ²·w, the Hessian of the *mean* minibatch loss L, (..., d) ↦ (..., d); None leaves
-            the product out, and with it the claim to the posterior.
-        settings: ``hessian`` is not used here.
-        at: see `RuleArguments`.
+        hessian_product: w ↦ ∂²L/∂θ²·w, the Hessian of the *mean* minibatch loss L, (..., d) ↦ (..., d).
+        settings, at: see `KineticSettings` and `RuleArguments`.
 
     Returns:
         The new (parameter, momentum). With a last layer of zeros it is `sghmc_rule`.
     """
     mean, half, force, direction = kinetic_half_step(parameter, gradient, noise, momentum, settings=settings, **at)
-    if hessian_product is not None:
-        force = force + hessian_product(direction)
+    force = force + hessian_product(direction)
     return kinetic_finish(parameter, mean, half, force, lr=at["lr"], num_data=at["num_data"])
 
 
@@ -199,25 +190,20 @@ class KineticL2E(LearnedSampler):
     Invariant law: exp(−U/T − g/T) in continuous time for any network, so that θ follows the posterior; a step adds a
     bias that vanishes with the step size, as `SGHMC`'s does. The badge is "O(h)" where that was measured with the very
     weights and settings in use, as their card says; for other networks it is "heuristic".
-    Noise in the gradient heats it about as much as it heats `SGHMC`. Without the Hessian (``hessian="none"``) variances
-    on Gaussians are wrong by 8 to 40 % at any step size (badge heuristic).
+    Noise in the gradient heats it about as much as it heats `SGHMC`.
 
-    ``hessian=`` says where the Hessian-vector product ∇²Ũ·w comes from. It needs a closure:
-
-    - "finite_difference": (∇L(θ + δw) − ∇L(θ))/δ. One more call of the usual closure at each step, on the same
-      minibatch; torch's random numbers are replayed for it, and a closure that takes the next minibatch from an
-      iterator is refused after some twenty steps. Its error is O(δ).
-    - "none": the product is left out. No closure is needed, and the invariant law is no longer claimed: an ablation.
+    The Hessian-vector product ∇²Ũ·w is a finite difference, (∇L(θ + δw) − ∇L(θ))/δ: one more call of the usual closure
+    at each step, on the same minibatch. torch's random numbers are replayed for it, and a closure that takes the next
+    minibatch from an iterator is refused after some twenty steps. Its error is O(δ).
 
     Raises:
         ValueError, TypeError: an argument is out of range, of a wrong type, or contradicts the network's card; a step
             without a closure.
     """
 
-    hessian: str | None = keyword_of(KineticSettings, "hessian", default=None)
-
     settings_class = KineticSettings
     not_sharded = "it evaluates the loss beside the present weights"
+    needs_closure = True
     claims_law = True
     default_network = "kinetic-l2e"
     state_names = ("momentum",)
@@ -229,15 +215,11 @@ class KineticL2E(LearnedSampler):
         super()._begin()
         self.one_loss = OneLoss()
 
-    @property
-    def needs_closure(self) -> bool:  # type: ignore[override]
-        return self.settings.hessian != "none"
-
     # ---------------------------------------------------------------- the step
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
         """Compute the gradients, the first half of the step, and the Hessian-vector product for the second half."""
-        replay = self.global_rng_state() if self.needs_closure else {}
+        replay = self.global_rng_state()
         evaluation = super().evaluate(closure)
         with self.restored_on_error() as evaluation.restore:
             self._prepare(closure, evaluation, replay)
@@ -250,8 +232,6 @@ class KineticL2E(LearnedSampler):
             with without_autocast(self.param_groups):  # the closure alone is the user's
                 inputs.prepared = self._half_steps(group, inputs)
             halves += inputs.prepared
-        if not self.needs_closure:
-            return
         directions: dict[Tensor, Tensor] = {}
         for half in halves:
             pieces = half.direction.split(half.segments.lengths)

@@ -53,7 +53,12 @@ class MetaSGMCMCSettings(LearnedSettings):
     """The settings of `MetaSGMCMC`."""
 
     sampler: ClassVar[str] = "MetaSGMCMC"
-    retired: ClassVar[dict[str, Any]] = {"form": "signed"}
+    retired: ClassVar[dict[str, Any]] = {
+        "form": "signed",
+        "curl_offset": 1.0,
+        "constant_friction": 0.0,
+        "gradient_variance": 0.0,
+    }
     hidden: ClassVar[tuple[int, ...]] = (10,)
 
     feature_set: str = choice(
@@ -62,12 +67,8 @@ class MetaSGMCMCSettings(LearnedSettings):
         doc='what the networks see: "energy", the inputs u, r and γ; or "energy_rms", where r and γ are divided by '
         "their root mean squares over the tensor (γ = s_g·∇Ũ/rms(∇Ũ)) and Γ follows.",
     )
-    curl_offset: float = setting(default=1.0, check=check.number, doc="β, the curl Q of a network of zeros.")
     curl_scale: float = setting(default=1.0, check=check.non_negative, doc="s_Q, the factor on f_Q.")
     friction_scale: float = setting(default=1.0, check=check.non_negative, doc="s_D, the factor on f_D.")
-    constant_friction: float = setting(
-        default=0.0, check=check.fraction, doc="κ in [0, 1], the share of the friction that does not depend on Q."
-    )
     energy_scale: float = setting(
         default=1.0, check=check.non_negative, doc="s_u, the factor on the energy that the networks see."
     )
@@ -78,12 +79,6 @@ class MetaSGMCMCSettings(LearnedSettings):
     friction_clip: float = setting(
         default=1.0, check=check.positive, doc="c_A, the most that one step may damp; above 1 a step overshoots."
     )
-    gradient_variance: float = setting(
-        default=0.0,
-        check=check.non_negative,
-        in_card=False,
-        doc="B, the variance of ∇Ũ's minibatch noise, in units of (∇U)²; it is taken off the noise that is drawn.",
-    )
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -91,8 +86,7 @@ class MetaSGMCMCSettings(LearnedSettings):
 
     @property
     def zero_is_base(self) -> bool:
-        clipped = self.curl_clip < 1 or self.friction_clip < 1
-        return self.curl_offset == 1 and self.gradient_variance == 0 and not clipped
+        return self.curl_clip >= 1 and self.friction_clip >= 1
 
     def fresh_network(self, hidden=None, *, generator=None) -> nn.Sequential:
         return build_meta_network(self.hidden if hidden is None else hidden, generator=generator)
@@ -120,23 +114,22 @@ def meta_sgmcmc_rule(
 ) -> tuple[Tensor, Tensor]:
     """Step of Meta-SGMCMC with ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, u = s_u·Ũ/N and γ = s_g·∇Ũ/N:
 
-        Q(u, r) = clip(β + s_Q·f_Q(u, r), ±c_Q)
-        A(u, r, γ) = clip(a·((1−κ)·Q² + κ + s_D·f_D(u, r, γ)), [0, c_A])
-        r ← r − A·r − εQ·∇Ũ + T·(ε·∂Q/∂θ + ∂A/∂r) + √(2AT − ε²Q²B)·ξ
+        Q(u, r) = clip(1 + s_Q·f_Q(u, r), ±c_Q)
+        A(u, r, γ) = clip(a·(Q² + s_D·f_D(u, r, γ)), [0, c_A])
+        r ← r − A·r − εQ·∇Ũ + T·(ε·∂Q/∂θ + ∂A/∂r) + √(2AT)·ξ
         θ ← θ + ε·(Q(u, r_new)·r_new − T·∂Q/∂r(u, r_new))
 
-    that is the paper's update with η = ε, ηD_f = A, α = (1−κ)·a/ε, c = κ·a/ε, in semi-implicit order (as its code has
-    it) and at temperature T. Where f_Q and f_D are zero and β = 1 it is `sghmc_rule` to rounding.
+    that is the paper's update with η = ε, ηD_f = A, α = a/ε, β = 1, c = 0, in semi-implicit order (as its code has it)
+    and at temperature T. Where f_Q and f_D are zero it is `sghmc_rule` to rounding.
 
     Args:
         parameter, gradient, noise, momentum: (..., d); gradient of the *mean* minibatch loss, noise standard normal or
             None at temperature 0.
         energy: Ũ = N·loss + ½λ‖θ‖² of each chain, of shape (...): the leading axes.
         phi: the layers of both networks (`build_meta_network`), with the leading axes of ``parameter`` or none.
-        settings: β, s_Q and c_Q are ``curl_offset``, ``curl_scale`` and ``curl_clip``; s_D, κ in [0, 1] and c_A, the
-            most that one step may damp, ``friction_scale``, ``constant_friction`` and ``friction_clip``; s_u and s_g
-            ``energy_scale`` and ``gradient_scale``; B ≥ 0, the variance of the noise in ∇Ũ, which is taken off the
-            noise that is drawn (to 0), ``gradient_variance``. f_D may lower the friction to 0.
+        settings: s_Q and c_Q are ``curl_scale`` and ``curl_clip``; s_D and c_A, the most that one step may damp,
+            ``friction_scale`` and ``friction_clip``; s_u and s_g ``energy_scale`` and ``gradient_scale``. f_D may lower
+            the friction to 0.
         detach_inputs: no gradient flows through the networks' inputs (energy, momentum, gradient), only through
             weights and states: the truncated back-propagation of the paper.
         segments: the tensors that lie in d, needed by the feature set "energy_rms": the networks then see r and ∇Ũ
@@ -167,7 +160,7 @@ def meta_sgmcmc_rule(
             to_root_mean_square(seen(slope) / num_data, segments, GRADIENT_FLOOR)[0] * settings.gradient_scale
         )
     fields = Fields(
-        scaled_network(curl_phi, settings.curl_scale, settings.curl_offset),
+        scaled_network(curl_phi, settings.curl_scale, 1.0),
         scaled_network(friction_phi, momentum_decay * settings.friction_scale),
         seen(u).expand(momentum.shape),
         gradient_seen,
@@ -180,24 +173,17 @@ def meta_sgmcmc_rule(
         at = Slopes(fields.curl(fields.energy, r)[0], None, None, fields.friction(r)[0], None)
     else:
         at = by_momentum(slopes_of(fields, r, position=False), stretch)
-    by_square = momentum_decay * (1 - settings.constant_friction)
-    constant = momentum_decay * settings.constant_friction
-    raw = FUNCTIONAL.add_product(at.friction, at.curl, at.curl, by_square)
-    if isinstance(constant, Tensor) or constant != 0:
-        raw = raw + constant
+    raw = FUNCTIONAL.add_product(at.friction, at.curl, at.curl, momentum_decay)
     damping = torch.clamp(raw, 0.0, settings.friction_clip)
     moved = FUNCTIONAL.add_product(momentum, damping, momentum, -1)
     moved = FUNCTIONAL.add_product(moved, at.curl, slope, -step_size)
     if noise is not None:
-        pushed = FUNCTIONAL.add_product(at.friction_by_momentum, at.curl, at.curl_by_momentum, 2 * by_square)
+        pushed = FUNCTIONAL.add_product(at.friction_by_momentum, at.curl, at.curl_by_momentum, 2 * momentum_decay)
         # Where A is clipped it does not change with r.
         moved = FUNCTIONAL.add(moved, torch.where(raw == damping, pushed, 0.0), temperature)
         pull = temperature * step_size * settings.energy_scale / num_data
         moved = FUNCTIONAL.add_product(moved, at.curl_by_energy, seen(slope), pull)
         variance = damping * (2 * temperature)
-        if settings.gradient_variance:
-            taken = -(step_size * step_size) * settings.gradient_variance
-            variance = torch.clamp(FUNCTIONAL.add_product(variance, at.curl, at.curl, taken), min=0.0)
         moved = FUNCTIONAL.add_product(moved, FUNCTIONAL.sqrt(variance), noise)
 
     r, stretch = inputs(moved)
@@ -217,13 +203,13 @@ class MetaSGMCMC(LearnedSampler):
 
     With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, u = s_u·Ũ/N, γ = s_g·∇Ũ/N, ξ ~ N(0, I), coordinate by coordinate:
 
-        Q(u, r) = clip(β + s_Q·f_Q(u, r), ±c_Q)
-        A(u, r, γ) = clip(a·((1−κ)·Q² + κ + s_D·f_D(u, r, γ)), [0, c_A])
-        r ← r − A·r − εQ·∇Ũ + T·(ε·∂Q/∂θ + ∂A/∂r) + √(2AT − ε²Q²B)·ξ
+        Q(u, r) = clip(1 + s_Q·f_Q(u, r), ±c_Q)
+        A(u, r, γ) = clip(a·(Q² + s_D·f_D(u, r, γ)), [0, c_A])
+        r ← r − A·r − εQ·∇Ũ + T·(ε·∂Q/∂θ + ∂A/∂r) + √(2AT)·ξ
         θ ← θ + ε·(Q(u, r_new)·r_new − T·∂Q/∂r(u, r_new)),    ∂Q/∂θ = ∂Q/∂u·s_u·∇Ũ/N
 
-    the paper's update with η = ε, D = A/ε, α = (1−κ)·a/ε and c = κ·a/ε. The untrained sampler (last layers zero, β = 1)
-    is `SGHMC` to rounding. Signs and corrections are derived in ``reports/meta_sgmcmc.md``; the published code has the
+    the paper's update with η = ε, D = A/ε, α = a/ε, β = 1 and c = 0. The untrained sampler (last layers zero) is
+    `SGHMC` to rounding. Signs and corrections are derived in ``reports/meta_sgmcmc.md``; the published code has the
     sign of ∂Q/∂θ the other way, which moves the law.
 
     The energy Ũ is an input: ``step`` takes a closure that returns the mean loss, as the usual closure does; or, with

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -146,7 +145,7 @@ class Chains(nn.Module):
         """Return the outputs of all networks for the same inputs, with a leading axis of K."""
         weights = self._theta()
         simple = self._plan is not None and len(inputs) == 1 and isinstance(inputs[0], Tensor) and not keywords
-        if simple and (inputs[0].dim() == 2 or not any(isinstance(layer, tuple) for layer in self._plan or ())):
+        if simple:
             return self._products(weights, inputs[0])
         network = self._network[0].train(self.training)
         shared = {name: self.get_buffer(f"shared_{position}") for position, name in enumerate(self.shared_names)}
@@ -171,17 +170,9 @@ class Chains(nn.Module):
             h = batched_layers.BatchedLayers.apply(self._batched_plan, h, *weights.values())
             return h if x.dim() == 2 else h.reshape(self.count, *x.shape[:-1], h.shape[-1])
         for layer in self._plan or ():
-            if isinstance(layer, tuple):
-                name, module = layer
-                call = partial(functional_call, module.train(self.training))
-                h = torch.vmap(call, randomness="different")(_inside(name, weights), h)
-            elif isinstance(layer, str):
-                bias = weights.get(f"{layer}.bias")
-                product = weights[f"{layer}.weight"].mT
-                if bias is not None and h.dim() == 3:
-                    h = torch.baddbmm(bias[:, None], h, product)
-                else:
-                    h = torch.vmap(nn.functional.linear)(h, product.mT, *(() if bias is None else (bias,)))
+            if isinstance(layer, str):
+                product, bias = weights[f"{layer}.weight"].mT, weights.get(f"{layer}.bias")
+                h = torch.bmm(h, product) if bias is None else torch.baddbmm(bias[:, None], h, product)
             else:
                 h = layer.train(self.training)(h)
         return h if x.dim() == 2 else h.reshape(self.count, *x.shape[:-1], h.shape[-1])
@@ -334,9 +325,9 @@ def _empty_copy(network: nn.Module, device: torch.device | str) -> nn.Module:
 
 
 def _plan(network: nn.Module) -> list[Any] | None:
-    """Return the layers of a sequence in order: a linear one's name, an activation, or a name with any other layer.
+    """Return the layers of a sequence in order: a linear one's name, or an activation.
 
-    None for a network that is no plain sequence, or in which a layer is used twice, has hooks, or is not sampled.
+    None for a network that is no such sequence, or in which a layer is used twice, has hooks, or is not sampled.
     """
     if type(network) is not nn.Sequential or len({*map(id, network)}) != len(network):
         return None
@@ -347,14 +338,7 @@ def _plan(network: nn.Module) -> list[Any] | None:
         return None
     plan: list[Any] = []
     for name, layer in network.named_children():
-        if type(layer) is nn.Linear:
-            plan.append(name)
-        else:
-            is_pointwise = type(layer) in POINTWISE
-            plan.append(copy.deepcopy(layer) if is_pointwise else (name, copy.deepcopy(layer).to("meta")))
+        if type(layer) is not nn.Linear and type(layer) not in POINTWISE:
+            return None
+        plan.append(name if type(layer) is nn.Linear else copy.deepcopy(layer))
     return plan
-
-
-def _inside(layer: str, weights: Tensors) -> Tensors:
-    """Return the weights of one layer by their names within it."""
-    return {name.removeprefix(f"{layer}."): w for name, w in weights.items() if name.startswith(f"{layer}.")}

@@ -55,7 +55,7 @@ def output_contours(phi: Phi, feature_set: str, names: tuple[str, str] = ("α", 
 
 
 def meta_contours(phi: Phi, settings: MetaSGMCMCSettings) -> Figure:
-    """Contours of Meta-SGMCMC's curl and friction over energy, momentum and gradient, for β = s_Q = 1 and κ = 0.
+    """Contours of Meta-SGMCMC's curl and friction over energy, momentum and gradient, for s_Q = 1.
 
     Left: the curl Q = 1 + f_Q over the energy u and the momentum r. Middle: the friction in units of SGHMC's,
     A/a = Q² + s_D·f_D, over the same at gradient 0. Right: A/a over r and the gradient γ, at a tenth of the largest

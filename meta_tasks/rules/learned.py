@@ -146,7 +146,6 @@ class KineticRule(NetworkRule):
     needs_hessian = True
     by_member = True
     fixed: ClassVar[dict[str, str]] = {
-        "hessian": "whose tasks have gradients and no graph of them",
         "probe_size": "where all products with the Hessian are made with that one",
     }
     settings: KineticSettings

@@ -72,7 +72,7 @@ def test_the_headline_runs_on_random_data_in_a_bare_install():
     ("code", "package", "extra"),
     [
         ("from learned_samplers.metrics import ece; ece(torch.eye(2), torch.arange(2))", "torchmetrics", "metrics"),
-        ("from learned_samplers.plots import accuracy_against_samples as f; f({'a': [0.5]})", "matplotlib", "plots"),
+        ("from learned_samplers.plots import cosine_similarity_map as f; f([[1.0]])", "matplotlib", "plots"),
         ("from learned_samplers.diagnostics import ess; ess(torch.randn(2, 50, 3))", "arviz", "arviz"),
         ("import learned_samplers.differentiable", "higher", "higher"),
         ("from meta_tasks.datasets import load; load('digits')", "sklearn", "meta"),

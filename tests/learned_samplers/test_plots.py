@@ -18,7 +18,6 @@ LINES = LossLines([(0, 1), (1, 2)], np.linspace(0, 1, 5), np.array([[0, 1, 2, 1,
 
 DRAWINGS = {
     "reliability_diagram": lambda ax=None: plots.reliability_diagram(PROBS, LABELS, ax, title="title"),
-    "accuracy_against_samples": lambda ax=None: plots.accuracy_against_samples({"a": [0.5, 0.7]}, ax, title="title"),
     "cosine_similarity_map": lambda ax=None: plots.cosine_similarity_map(np.eye(3), ax, title="title"),
     "loss_barriers": lambda ax=None: plots.loss_barriers({"a": LINES, "b": LINES}, ax, title="title"),
 }
@@ -44,7 +43,7 @@ def test_draws_into_the_given_axes_or_new_ones(name, tmp_path):
     assert (tmp_path / "figure.png").stat().st_size > 5000
 
 
-@pytest.mark.parametrize("name", ["reliability_diagram", "accuracy_against_samples", "loss_barriers"])
+@pytest.mark.parametrize("name", ["reliability_diagram", "loss_barriers"])
 def test_the_legend_covers_no_data(name):
     ax = DRAWINGS[name]()
     ax.figure.canvas.draw()
@@ -62,17 +61,6 @@ def test_reliability_diagram_shows_the_bins():
     np.testing.assert_allclose(drawn.get_ydata(), bins.accuracy[held])
     np.testing.assert_allclose([bar.get_height() for bar in ax.patches], bins.num_examples / 400)
     assert ax.get_legend().get_title().get_text() == f"ECE {metrics.ece(PROBS, LABELS, 10):.3f} (10 bins)"
-
-
-def test_accuracy_curves_and_their_spread():
-    repeated = torch.tensor([[0.5, 0.7, 0.8], [0.6, 0.8, 0.8]])
-    curves = {"one": [0.4, 0.5], "several": repeated}
-    ax = plots.accuracy_against_samples(curves, references={"SGD": 0.45})
-    assert line(ax, "one").get_xydata().tolist() == [[1, 0.4], [2, 0.5]]
-    np.testing.assert_allclose(line(ax, "several").get_ydata(), [0.55, 0.75, 0.8])
-    assert list(line(ax, "SGD").get_ydata()) == [0.45, 0.45]
-    assert len(ax.collections) == 1, "a band for the repeated curve only"
-    assert len({(artist.get_color(), artist.get_linestyle()) for artist in ax.lines}) == 3
 
 
 def test_similarity_map_and_its_numbers():
@@ -98,7 +86,7 @@ sys.path.insert(0, {root!r})
 from learned_samplers import diagnostics, metrics, plots, posterior
 heavy = {{"arviz", "torchmetrics", "matplotlib", "xarray"}}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
-plots.accuracy_against_samples({{"a": [0.5]}})
+plots.cosine_similarity_map([[1.0]])
 assert "matplotlib.pyplot" not in sys.modules
 """
 

@@ -140,7 +140,6 @@ RULES = [
     (ValueError, "start", lambda: PrecondL2ERule(start=("gradient", 2.0))),
     *((ValueError, "tell_horizon", lambda x=x: L2ERule(feature_set="matrix", tell_horizon=x)) for x in (-0.1, 1.5)),
     (ValueError, "tell_horizon", lambda: L2ERule(feature_set="adaptive", tell_horizon=0.5)),
-    (ValueError, "hessian", lambda: KineticRule(hessian="none")),
     (ValueError, "probe_size", lambda: KineticRule(probe_size=1.0)),
 ]
 TASKS = [

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from learned_samplers import diagnostics, metrics
-from learned_samplers.integrations.tensorboard import write_exploration
 from learned_samplers.posterior import SampleCollection
 
 
@@ -59,15 +58,6 @@ def test_medians_over_pairs_and_at_each_separation():
     near, far = found.by_separation().values()
     assert near["disagreement"] == 0.5
     assert far["cosine"] == pytest.approx(0, abs=1e-12)
-    written = {}
-
-    class Writer:
-        def add_scalar(self, tag, value, step):
-            written.setdefault(tag, {})[step] = value
-
-    write_exploration(Writer(), found)
-    assert written["exploration/barrier"] == {1: near["barrier"], 2: far["barrier"]}
-    assert set(written) == {f"exploration/{name}" for name in ("barrier", "cosine", "kl", "disagreement", "ambiguity")}
 
 
 def test_other_chains_have_no_separation_in_steps():

@@ -24,7 +24,7 @@ def state(chains=5, size=3, seed=3):
 SETTINGS = dict(lr=0.1, num_data=3.0, temperature=0.7, prior_precision=0.5, momentum_decay=0.2, gradient_scale=0.4)
 
 
-def by_hand(phi, theta, r, theta_energy, slope, kappa=0.3, q_clip=5.0, a_clip=1.0):
+def by_hand(phi, theta, r, theta_energy, slope, q_clip=5.0, a_clip=1.0):
     """Q and A of each coordinate from two separate networks, written out; slopes are those of the energy."""
     curl, friction = split_meta_network(phi)
 
@@ -39,7 +39,7 @@ def by_hand(phi, theta, r, theta_energy, slope, kappa=0.3, q_clip=5.0, a_clip=1.
     f_q = through(curl, torch.stack([u, r]))
     f_d = through(friction, torch.stack([u, r, slope * 0.4 / n]))
     q = (1.0 + 0.8 * f_q).clamp(-q_clip, q_clip)
-    return q, (a * ((1 - kappa) * q**2 + kappa + 0.6 * f_d)).clamp(0, a_clip)
+    return q, (a * (q**2 + 0.6 * f_d)).clamp(0, a_clip)
 
 
 @pytest.mark.parametrize("hidden", [(8,), (6, 4)])
@@ -59,8 +59,8 @@ def test_the_rule_is_its_equations(hidden, clips):
     g = torch.func.grad(lambda t: mean_loss(t).sum())(x)
     slope = n * g + prior * x
     options = dict(zip(("q_clip", "a_clip"), clips, strict=True))
-    own = dict(curl_scale=0.8, friction_scale=0.6, constant_friction=0.3, energy_scale=1.5)
-    own |= dict(curl_clip=clips[0], friction_clip=clips[1], gradient_variance=0.5)
+    own = dict(curl_scale=0.8, friction_scale=0.6, energy_scale=1.5)
+    own |= dict(curl_clip=clips[0], friction_clip=clips[1])
     new = meta_sgmcmc_rule(x, g, xi, r, energy=energy(x), phi=phi, **own, **SETTINGS)
     h = 1e-6
 
@@ -75,7 +75,7 @@ def test_the_rule_is_its_equations(hidden, clips):
         step[i] = h
         q_theta[:, i] = (fields(x + step, r)[0] - fields(x - step, r)[0])[:, i] / (2 * h)
     a_r = (fields(x, r + h)[1] - fields(x, r - h)[1]) / (2 * h)
-    spread = (2 * damping * heat - eps**2 * q**2 * 0.5).clamp(min=0).sqrt()
+    spread = (2 * damping * heat).sqrt()
     r_new = r - damping * r - eps * q * slope + heat * (eps * q_theta + a_r) + spread * xi
     q_new = fields(x, r_new)[0]
     q_r = (fields(x, r_new + h)[0] - fields(x, r_new - h)[0]) / (2 * h)
@@ -89,8 +89,10 @@ def test_the_settings_of_the_published_code_are_those_of_the_paper():
     eta = math.sqrt(0.007 / n)
     generator = torch.Generator().manual_seed(0)
     r, zero = torch.randn(9, generator=generator, dtype=torch.float64), torch.zeros(9, dtype=torch.float64)
-    at = dict(lr=0.007, num_data=n, temperature=1e-300, prior_precision=0.0, momentum_decay=0.01, phi=phi_of(network))
-    own = dict(curl_offset=0.0, gradient_scale=70.0)
+    *hidden, (weight, bias) = phi_of(network)  # its β is 0, and ours 1
+    phi = [*hidden, (weight, bias - torch.tensor([1.0, 0.0], dtype=bias.dtype))]
+    at = dict(lr=0.007, num_data=n, temperature=1e-300, prior_precision=0.0, momentum_decay=0.01, phi=phi)
+    own = dict(gradient_scale=70.0)
     own |= dict(friction_scale=k * eta / 0.01, friction_clip=1000 * eta)
     energy = torch.tensor(n * 1.3, dtype=r.dtype)
     moved = meta_sgmcmc_rule(zero, zero, zero, r, energy=energy, **at, **own)[1]

@@ -112,9 +112,9 @@ def test_a_card_makes_its_sampler_its_settings_and_its_rule(name):
 
 
 def test_keywords_reach_the_sampler():
-    sampler = sampler_from_card("kinetic-l2e", [parameter()], 0.01, 10, hessian="none", temperature=0.5)
+    sampler = sampler_from_card("kinetic-l2e", [parameter()], 0.01, 10, temperature=0.5, settings={"probe_size": 0.01})
     assert isinstance(sampler, registered("KineticL2E"))
-    assert (sampler.settings.hessian, sampler.param_groups[0]["temperature"]) == ("none", 0.5)
+    assert (sampler.settings.probe_size, sampler.param_groups[0]["temperature"]) == (0.01, 0.5)
 
 
 def test_unknown_samplers_are_refused(tmp_path):
