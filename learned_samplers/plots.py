@@ -12,6 +12,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from learned_samplers.base.optional import require
 from learned_samplers.checks import HeldOutReport
@@ -93,6 +94,18 @@ def reliability_diagram(
     ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence (largest probability)", ylabel="accuracy")
     _legend_beside(ax, f"ECE {error:.3f} ({num_bins} bins)")
     return _finish(ax, title)
+
+
+def _numbers(name: str, values: Any) -> np.ndarray:
+    """(R, K) numbers."""
+    array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
+    try:
+        array = np.atleast_2d(np.asarray(array, dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be numbers, got {type(values).__name__}") from error
+    if array.ndim != 2 or not array.size:
+        raise ValueError(f"{name} must have shape (K,) or (R, K), got {array.shape}")
+    return array
 
 
 def cosine_similarity_map(similarity: Any, ax: Axes | None = None, *, title: str | None = None) -> Axes:
