@@ -18,6 +18,25 @@ def network(hidden=8, norm=False, seed=0):
     return nn.Sequential(*layers)
 
 
+class Built(nn.Module):
+    """A network of these parts, whose forward is a function of it and of its input."""
+
+    def __init__(self, compute, **parts):
+        super().__init__()
+        self.compute = compute
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        return self.compute(self, x)
+
+
+def recurrent():
+    """A network that vmap cannot run."""
+    layers = {"lstm": nn.LSTM(4, 5, batch_first=True), "head": nn.Linear(5, 3)}
+    return Built(lambda m, x: m.head(m.lstm(x.unsqueeze(1))[0][:, -1]), **layers)
+
+
 def frozen(seed=0):
     """A network of which only the last layer is sampled."""
     model = network(seed=seed)

@@ -5,20 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from learned_samplers.posterior import SampleCollection, arviz_export, to_arviz
+from learned_samplers.posterior import arviz_export
 from tests.learned_samplers.posterior.common import collect, network
 
 
 def collected(steps=6, seed=0, **options):
     return collect(network(seed=seed), steps, **options)[2]
-
-
-def test_a_merged_collection_in_a_list_is_its_chains():
-    a, b, c = (collected(seed=seed) for seed in range(3))
-    merged = SampleCollection.merge([a, b])
-    weights = to_arviz([merged, c]).posterior["weights"]
-    assert (weights.sizes["chain"], weights.sizes["draw"]) == (3, 6)
-    np.testing.assert_array_equal(weights, a.to_arviz(b, c).posterior["weights"])
 
 
 def test_to_arviz_has_every_coordinate_in_its_place():

@@ -14,19 +14,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:chains 0 and 1 begin with the sa
 X = 2 * torch.linspace(-1, 1, 80).view(20, 4).sin() + 1
 
 
-def test_snapshot_keeps_the_buffers_of_each_sample():
-    model, sampler, posterior = collect(network(norm=True), 0, buffers="snapshot")
-    expected = []
-    for _ in range(3):
-        train(model, sampler, 1)
-        expected.append(model.eval()(X).softmax(1).detach())
-        model.train()
-    torch.testing.assert_close(posterior.predict_samples(X), torch.stack(expected), atol=1e-6, rtol=0)
-
-
-# -- from data --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("source", ["tensor", "array", "loader", "generator"])
 def test_reestimated_statistics_are_those_of_the_data(source):
     _, _, samples = collect(network(norm=True), 3, buffers="reestimate")
@@ -98,14 +85,17 @@ def chain(model, steps=8, **options):
     return collect(model, steps, sghmc, thinning=2, **{"buffers": "reestimate", **options})[1:]
 
 
-def test_a_frozen_backbone_keeps_its_statistics(tmp_path):
+@pytest.mark.parametrize("buffers", ["reestimate", "refuse"])
+def test_a_frozen_backbone_keeps_its_statistics(tmp_path, buffers):
     model = build(live=False)
-    _, posterior = chain(model, path=tmp_path / "run")
+    sampler, posterior = chain(model, path=tmp_path / "run", buffers=buffers)
     features = model[:3](X).detach()
     right = torch.stack([(features @ s["4.weight"].T + s["4.bias"]).softmax(1) for s in posterior])
     torch.testing.assert_close(posterior.predict_samples(X), right)
-    with pytest.warns(UserWarning, match="every normalisation layer was in evaluation mode"):
-        posterior.reestimate_buffers(X)
+    torch.testing.assert_close(posterior.function_of_weights(X)(posterior[-1]), right[-1])
+    if buffers == "reestimate":
+        with pytest.warns(UserWarning, match="every normalisation layer was in evaluation mode"):
+            posterior.reestimate_buffers(X)
     posterior.save(tmp_path / "saved.safetensors")
     for path in (tmp_path / "run", tmp_path / "saved.safetensors"):
         other = build(live=False, seed=1)
@@ -115,6 +105,10 @@ def test_a_frozen_backbone_keeps_its_statistics(tmp_path):
         torch.testing.assert_close(other.eval()(X).softmax(1), right[2])
     merged = SampleCollection.merge([posterior, tmp_path / "saved.safetensors"], build(live=False, seed=1))
     torch.testing.assert_close(merged.predict_samples(X), torch.cat([right, right]))
+    if buffers == "refuse":
+        model.train()
+        with pytest.raises(ValueError, match=r"'1\.running_mean' is not sampled but changed .*buffers='snapshot'"):
+            train(model, sampler, 2)
 
 
 @pytest.mark.parametrize("way", ["memory", "file", "folder", "state", "merge"])
@@ -196,25 +190,3 @@ def test_a_network_that_keeps_a_computed_weight_is_copied_all_the_same():
         sampler.step()
     posterior.reestimate_buffers(x)
     assert posterior.predict(x, output="regression", vectorize=False).shape == (20, 1)
-
-
-def backbone():
-    """A frozen backbone in evaluation mode, of which the head is sampled."""
-    torch.manual_seed(0)
-    model = network(norm=True)
-    model[:3].requires_grad_(False).eval()
-    model[1].running_mean.normal_()
-    return model
-
-
-def test_a_frozen_backbone_in_evaluation_mode_needs_no_policy(tmp_path):
-    model, sampler, posterior = collect(backbone(), 3)
-    expected = posterior.predict(X)
-    torch.testing.assert_close(posterior.predict_samples(X)[-1], model.eval()(X).softmax(1).detach())
-    posterior.save(tmp_path / "samples.safetensors")
-    loaded = SampleCollection.load(tmp_path / "samples.safetensors", network(norm=True))
-    torch.testing.assert_close(loaded.predict(X), expected)
-    torch.testing.assert_close(posterior.function_of_weights(X)(posterior[-1]), posterior.predict_samples(X)[-1])
-    model.train()
-    with pytest.raises(ValueError, match=r"'1\.running_mean' is not sampled but changed .*buffers='snapshot'"):
-        train(model, sampler, 1)

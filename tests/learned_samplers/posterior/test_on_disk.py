@@ -27,9 +27,6 @@ def start(path, steps=0, seed=0, **options):
     return collect(network(seed=seed), steps, lambda model: sghmc(model, seed), path=path, **options)
 
 
-# -- a folder -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("max_samples", [None, 3])
 def test_streaming_equals_memory(tmp_path, max_samples):
     folder = tmp_path / "deep" / "samples"
@@ -138,9 +135,6 @@ def test_a_torn_last_line_does_not_count(tmp_path):
     assert SampleCollection.load(tmp_path, model).steps == [1, 2, 3]
 
 
-# -- opened again -----------------------------------------------------------------------------------------------------
-
-
 def test_two_collectors_on_one_folder_do_not_mix(tmp_path):
     model, sampler, first = start(tmp_path)
     with pytest.raises(RuntimeError, match="is being written by"):
@@ -229,17 +223,16 @@ def test_a_killed_chain_is_begun_again_or_says_what_to_delete(tmp_path):
     assert len([name for name in files(folder) if name.startswith("step-")]) == 3
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
-def test_restart_leaves_nothing_behind(tmp_path, on_disk):
-    folder = tmp_path / "samples" if on_disk else None
-    model, sampler, posterior = start(folder)
-    fresh = files(folder) if on_disk else None
+def test_restart_leaves_nothing_behind(tmp_path):
+    model, sampler, posterior = start(tmp_path)
+    fresh = files(tmp_path)
     train(model, sampler, 3)
-    if on_disk:  # what a kill between the two writes leaves
-        (folder / "step-0000000009.safetensors").write_bytes(b"not in the index")
+    (tmp_path / "step-0000000009.safetensors").write_bytes(
+        b"not in the index"
+    )  # as a kill between two writes leaves it
     posterior.restart()
     assert len(posterior) == 0
-    assert (files(folder) if on_disk else None) == fresh
+    assert files(tmp_path) == fresh
 
 
 def test_what_a_killed_process_left_of_its_writes_is_removed(tmp_path):
@@ -256,9 +249,6 @@ def test_what_a_killed_process_left_of_its_writes_is_removed(tmp_path):
     (tmp_path / f".{SAMPLES}.{socket.gethostname()}.{process.pid}.tmp").write_text("half")
     posterior.save(tmp_path / SAMPLES)
     assert {file.name for file in tmp_path.iterdir()} == {SAMPLES, "samples"}
-
-
-# -- a full disk ----------------------------------------------------------------------------------------------------
 
 
 def full_disk(monkeypatch, when):

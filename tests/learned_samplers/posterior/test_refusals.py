@@ -36,6 +36,10 @@ def collector(build=network, **options):
     return PosteriorSamples(**{"model": model, "sampler": sgd(model), **options})
 
 
+def relu():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
 def with_sparse_buffer():
     model = network()
     model.register_buffer("adjacency", torch.eye(3).to_sparse())
@@ -264,6 +268,8 @@ def test_collections(call, error, named):
         (lambda: Chains([nn.Linear(2, 1, bias=False)]).precondition({"weight": -1.0}), ValueError, "'weight'.*-1"),
         (lambda: Chains([nn.Linear(2, 1, bias=False)]).precondition({"weight": torch.ones(3)}), ValueError, "'weight'"),
         (lambda: Chains([network()]).split(collected()), ValueError, "samples.*Sequential"),
+        (lambda: Chains([network(), relu()]), ValueError, r"networks\[1\] has other layers.*ReLU"),
+        (lambda: Chains([network(), frozen()]), ValueError, r"networks\[1\]: '0.bias' is not sampled"),
     ],
 )
 def test_chains(call, error, named):

@@ -6,21 +6,18 @@ import io
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune
-from torch.utils.data import DataLoader
 
 from learned_samplers import SampleCollection
-from tests.learned_samplers.posterior.common import collection, copied, ensemble, same, sghmc, train
+from tests.learned_samplers.posterior.common import Built, collection, copied, ensemble, same, sghmc, train
 
 X = torch.linspace(-2, 2, 160).view(40, 4)
 Y = torch.arange(40) % 3
-
-
-# -- threads -------------------------------------------------------------------------------------------------------
 
 
 def mlp():
@@ -72,23 +69,6 @@ def test_a_thread_trains_while_others_predict():
     assert same(model.state_dict(), alone.state_dict()), "dropout of the training thread draws the same numbers"
 
 
-def test_a_loader_whose_threads_predict():
-    samples = collection(ensemble(mlp, 4))
-
-    class Rows(torch.utils.data.Dataset):
-        def __len__(self):
-            return len(X)
-
-        def __getitem__(self, index):
-            return samples.predict(X[index : index + 1])[0]
-
-    expected = samples.predict(X)
-    with ThreadPoolExecutor(4) as threads:
-        loaders = [DataLoader(Rows(), batch_size=10) for _ in range(4)]
-        for predicted in threads.map(lambda loader: torch.cat(list(loader)), loaders):
-            torch.testing.assert_close(predicted, expected)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # what is tested
 def test_a_forked_process_predicts_the_same():
@@ -107,24 +87,19 @@ def test_a_forked_process_predicts_the_same():
     os.waitpid(child, 0)
 
 
-# -- a forward that takes a gradient -------------------------------------------------------------------------------
-
-
-class Force(nn.Module):
+def force():
     """Minus the gradient of an energy by its inputs."""
 
-    def __init__(self):
-        super().__init__()
-        self.energy = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-
-    def forward(self, x):
+    def compute(m, x):
         x.requires_grad_()
-        return -torch.autograd.grad(self.energy(x).sum(), x, create_graph=self.training)[0]
+        return -torch.autograd.grad(m.energy(x).sum(), x, create_graph=m.training)[0]
+
+    return Built(compute, energy=nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
 
 
 @pytest.mark.parametrize("vectorize", [None, False])
 def test_a_force_field_is_averaged_and_leaves_its_inputs(vectorize):
-    members, x = ensemble(Force, 5), X.clone()
+    members, x = ensemble(force, 5), X.clone()
     samples = collection(members)
     found = samples.predict(x, output="regression", vectorize=vectorize, sample_chunk=2, batch_size=16)
     torch.testing.assert_close(found, torch.stack([member(X.clone()) for member in members]).mean(0).detach())
@@ -132,9 +107,6 @@ def test_a_force_field_is_averaged_and_leaves_its_inputs(vectorize):
     assert not x.requires_grad
     spread = samples.uncertainty(x, output="regression").epistemic
     assert spread.min() > 0
-
-
-# -- inputs that require a gradient --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("vectorize", [None, False])
@@ -162,9 +134,6 @@ def test_gradients_pass_to_the_inputs_and_to_nothing_else(vectorize):
     assert all(parameter.grad is None for parameter in samples.model.parameters())
     with torch.no_grad():
         assert not samples.predict(inputs, output="regression").requires_grad
-
-
-# -- what a forward leaves in its modules ------------------------------------------------------------------------
 
 
 class Keeping(nn.Module):
@@ -251,19 +220,11 @@ def test_a_cache_of_one_sample_does_not_reach_the_next(vectorize):
     assert samples.model.table is None
 
 
-# -- weights that forward finds elsewhere --------------------------------------------------------------------------
-
-
-class FromList(nn.Module):
+def from_list():
     """Reads its weights from a plain list."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
-        self.params = [self.a.weight, self.a.bias]
-
-    def forward(self, x):
-        return self.head(nn.functional.linear(x, *self.params).tanh())
+    layer = nn.Linear(4, 8)
+    compute = lambda m, x: m.head(nn.functional.linear(x, *m.params).tanh())  # noqa: E731
+    return Built(compute, layer=layer, params=[layer.weight, layer.bias], head=nn.Linear(8, 3))
 
 
 def by_closure():
@@ -292,7 +253,7 @@ def compiled_inside():
     return model
 
 
-@pytest.mark.parametrize("build", [FromList, by_closure, bound, compiled_inside])
+@pytest.mark.parametrize("build", [from_list, by_closure, bound, compiled_inside])
 @pytest.mark.parametrize("vectorize", [None, True, False])
 def test_weights_are_replaced_wherever_modules_hold_them(build, vectorize):
     samples, expected = with_copies(build)
@@ -302,27 +263,18 @@ def test_weights_are_replaced_wherever_modules_hold_them(build, vectorize):
     assert same(before, samples.model.state_dict())
 
 
-class Helped(nn.Module):
+def helped():
     """Reads the weights of a layer through an object that is no module."""
-
-    class Helper:
-        def __init__(self, layer):
-            self.layer = layer
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
-        self.helper = self.Helper(self.a)
-
-    def forward(self, x):
-        return self.head(self.helper.layer(x).tanh())
+    layer = nn.Linear(4, 8)
+    helper = SimpleNamespace(layer=layer)
+    return Built(lambda m, x: m.head(m.helper.layer(x).tanh()), a=layer, helper=helper, head=nn.Linear(8, 3))
 
 
 @pytest.mark.parametrize("vectorize", [None, False])
 def test_weights_that_forward_finds_elsewhere_are_named(vectorize):
-    samples, _ = with_copies(Helped)
+    samples, _ = with_copies(helped)
     before = copied(samples.model.state_dict())
     for use in (samples.predict, samples.uncertainty, samples.predict_samples):  # again and again
-        with pytest.raises(ValueError, match=r"forward of Helped does not read all sampled weights, 'a\.weight'"):
+        with pytest.raises(ValueError, match=r"forward of Built does not read all sampled weights, 'a\.weight'"):
             use(X, vectorize=vectorize)
     assert same(before, samples.model.state_dict())

@@ -10,7 +10,17 @@ from torch.nn.utils import parametrize
 
 from learned_samplers import PosteriorSamples, SampleCollection
 from learned_samplers.posterior import trial
-from tests.learned_samplers.posterior.common import collect, collection, copied, ensemble, same, sghmc, train
+from tests.learned_samplers.posterior.common import (
+    Built,
+    collect,
+    collection,
+    copied,
+    ensemble,
+    recurrent,
+    same,
+    sghmc,
+    train,
+)
 
 X = torch.linspace(-2, 2, 160).view(40, 4)
 Y = torch.arange(40) % 3
@@ -24,17 +34,8 @@ def chain(model, **options):
     return posterior
 
 
-# -- networks that vmap cannot run ------------------------------------------------------------------------------------
-
-
-class Branching(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-
-    def forward(self, x):
-        out = self.layer(x)
-        return out if out.sum() > 0 else -2 * out
+def branching():
+    return Built(lambda m, x: m.layer(x) * (1 if m.layer(x).sum() > 0 else -2), layer=nn.Linear(4, 3))
 
 
 class Caching(nn.Module):
@@ -53,16 +54,7 @@ class Caching(nn.Module):
         return out + self.cache + self.calls
 
 
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
-
-    def forward(self, x):
-        return self.head(self.lstm(x.unsqueeze(1))[0][:, -1])
-
-
-@pytest.mark.parametrize("network", [Branching, Caching, Recurrent])
+@pytest.mark.parametrize("network", [branching, Caching, recurrent])
 def test_the_loop_takes_over_by_itself_with_the_same_numbers(network, caplog):
     members = ensemble(network, 4)
     samples = SampleCollection.from_samples(members[0], [dict(member.named_parameters()) for member in members])
@@ -73,32 +65,27 @@ def test_the_loop_takes_over_by_itself_with_the_same_numbers(network, caplog):
             torch.testing.assert_close(samples.predict_samples(X, sample_chunk=2, vectorize=vectorize), expected)
     said = [record for record in caplog.records if "vmap cannot run" in record.getMessage()]
     assert len(said) <= 1, "found out once"
-    if network is not Recurrent:  # newer versions of torch may run that one
+    if network is not recurrent:  # newer versions of torch may run that one
         assert len(said) == 1
         with pytest.raises(RuntimeError, match=r"vmap cannot run .*leave vectorize out"):
             samples.predict(X, vectorize=True)
 
 
-class Bag(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.bag, self.head = nn.EmbeddingBag(10, 8), nn.Linear(8, 3)
-
-    def forward(self, tokens):
-        return self.head(self.bag(tokens))
+def bag():
+    return nn.Sequential(nn.EmbeddingBag(10, 8), nn.Linear(8, 3))
 
 
-class Masked(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words, self.head = nn.Embedding(10, 8), nn.Linear(8, 3)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+def masked():
+    """A transformer, whose mask is made of its inputs."""
 
-    def forward(self, tokens):
-        return self.head(self.layer(self.words(tokens), src_key_padding_mask=tokens == 0).mean(1))
+    def compute(m, tokens):
+        return m.head(m.layer(m.words(tokens), src_key_padding_mask=tokens == 0).mean(1))
+
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return Built(compute, words=nn.Embedding(10, 8), layer=layer, head=nn.Linear(8, 3))
 
 
-@pytest.mark.parametrize("network", [Bag, Masked])
+@pytest.mark.parametrize("network", [bag, masked])
 def test_torch_asks_nobody_to_report_a_missing_batching_rule(network):
     tokens, members = torch.tensor([[1, 2, 3, 0], [4, 5, 0, 0], [1, 1, 2, 9]]), ensemble(network)
     with torch.no_grad():
@@ -110,9 +97,6 @@ def test_torch_asks_nobody_to_report_a_missing_batching_rule(network):
             torch.testing.assert_close(samples.predict_samples(tokens, vectorize=vectorize), expected)
         assert not said
         assert samples._runner.vmap_fails == (vectorize is None), "the loop over samples is taken"
-
-
-# -- the trial ---------------------------------------------------------------------------------------------------------
 
 
 class Noisy(nn.Module):
@@ -133,13 +117,19 @@ class Noisy(nn.Module):
 def test_the_network_is_left_as_it_was_and_noise_is_no_fault(source):
     posterior = chain(Noisy(source), buffers="snapshot")
     model, tensors = posterior.model, dict(posterior.model.named_parameters())
+    model.layer.eval()
     loss = nn.functional.cross_entropy(model(X), Y)
     before, versions = copied(model.state_dict()), {key: tensor._version for key, tensor in tensors.items()}
     posterior.predict(X)
     assert posterior._runner.trial.reads_weights
     assert same(before, model.state_dict())
     assert versions == {key: tensor._version for key, tensor in tensors.items()}
-    assert [m.training for m in model.modules()] == [True] * 3
+    fails = posterior._runner.vmap_fails
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):  # the network's own error is not hidden
+        posterior.predict(torch.randn(6, 5))
+    assert posterior._runner.vmap_fails == fails == (source == "torch")
+    assert [m.training for m in model.modules()] == [True, False, True]
+    assert torch.is_grad_enabled()
     loss.backward()  # the weights of a graph of before were not written to
 
 

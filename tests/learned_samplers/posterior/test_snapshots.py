@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from learned_samplers import PosteriorSamples, SampleCollection
 from tests.learned_samplers.posterior.common import sgd
@@ -44,9 +43,6 @@ def chain(model=None, steps=3, groups="trainable", **options):
 
 def numbers(tensors):
     return sum(tensor.numel() for tensor in tensors.values())
-
-
-# -- what is not sampled ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("groups", ["all", "trainable"])
@@ -122,58 +118,6 @@ def test_what_a_fused_optimizer_moves_is_seen(other, store_frozen):
     with pytest.raises(ValueError, match=r"'0\.weight' is not sampled but changed .*step 4"):
         train(model, sampler, 1)
     assert len(posterior) == 3
-
-
-# -- names ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def process_group(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-# torch itself looks at .grad of a tensor that is no leaf, before a compiled part.
-@pytest.mark.filterwarnings("ignore:The .grad attribute")
-@pytest.mark.usefixtures("process_group")
-@pytest.mark.parametrize("wrap", ["ddp", "compile", "ddp of compile", "part"])
-def test_wrapped_models_have_plain_names_and_load_in_plain_models(wrap, tmp_path):
-    plain = lora()
-    if wrap == "part":
-        plain[2] = torch.compile(plain[2], backend="eager")
-        wrapped = plain
-    else:
-        wrapped = torch.compile(plain, backend="eager") if "compile" in wrap else plain
-        wrapped = DistributedDataParallel(wrapped) if "ddp" in wrap else wrapped
-    assert any("module." in name or "_orig_mod." in name for name in wrapped.state_dict())
-    _, _, posterior = chain(wrapped, groups="all")
-    assert posterior.parameter_names == ["0.down.weight", "0.up.weight", "2.weight", "2.bias"]
-    posterior.save(tmp_path / "samples.safetensors")
-    expected = posterior.predict(X)
-    for model in (lora(seed=3), wrapped):
-        loaded = SampleCollection.load(tmp_path / "samples.safetensors", model)
-        torch.testing.assert_close(loaded.predict(X), expected)
-        given = SampleCollection.from_samples(model, [wrapped.state_dict()])
-        torch.testing.assert_close(given.predict(X), wrapped(X).softmax(1).detach())
-
-
-def test_a_model_whose_only_part_is_called_module(tmp_path):
-    class Holder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.module = lora()
-
-        def forward(self, x):
-            return self.module(x)
-
-    _, _, posterior = chain(Holder())
-    posterior.save(tmp_path / "samples.safetensors")
-    loaded = SampleCollection.load(tmp_path / "samples.safetensors", Holder())
-    assert torch.equal(loaded.predict(X), posterior.predict(X))
-
-
-# -- buffers ----------------------------------------------------------------------------------------------------------
 
 
 class Masked(nn.Module):

@@ -88,8 +88,6 @@ def test_what_is_known_without_predictions():
         assert verdict.settled is settled
 
 
-# -- of real chains ---------------------------------------------------------------------------------------------------
-
 TARGETS = torch.arange(20) % 3
 
 
@@ -116,8 +114,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("use", ["predict", "uncertainty"])
+@pytest.mark.parametrize(("name", "use"), [*zip(BAD, ["predict", "uncertainty"] * 2)])
 def test_a_bad_chain_is_told_once(name, use):
     make, steps, words = BAD[name]
     posterior = chain(make, steps)
