@@ -87,9 +87,6 @@ def sequential(*layers):
     ("call", "error", "words"),
     [
         *((make(cls, lr=None), ValueError, "lr") for cls in (L2E, KineticL2E, MetaSGMCMC, PrecondL2E)),
-        (make(L2E, num_data=None), TypeError, "num_data"),
-        (make(L2E, num_data="many"), TypeError, "num_data"),
-        (make(L2E, num_data=NAN), ValueError, "num_data"),
         (make(L2E, network=3), TypeError, "network"),
         (make(L2E, network="no-such-weights"), ValueError, "no-such-weights"),
         (make(L2E, network="nowhere/l2e.safetensors"), FileNotFoundError, "nowhere"),
@@ -97,8 +94,6 @@ def sequential(*layers):
         (make(L2E, network=network("adaptive")), ValueError, "network"),
         (make(L2E, network=network(outputs=1)), ValueError, "network"),
         (make(L2E, network=not_finite()), ValueError, "network"),
-        (make(L2E, momentum_decay=0.0), ValueError, "momentum_decay"),
-        (make(L2E, momentum_init="ones"), ValueError, "momentum_init"),
         (make(L2E, settings={"friction": "algorithm2"}), ValueError, "friction"),
         (make(L2E, settings={"noise_multiplier": 1.0}), ValueError, "noise_multiplier"),
         (make(L2E, form="paper", num_data_in_training=9.0), ValueError, "num_data_in_training"),

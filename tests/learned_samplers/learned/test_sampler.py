@@ -111,20 +111,16 @@ def test_a_card_makes_its_sampler_its_settings_and_its_rule(name):
     assert isinstance(sampler_from_card(pretrained.path(name), [parameter()], 0.5, 10), type(sampler))
 
 
+def test_unknown_samplers_are_refused(tmp_path):
+    path = tmp_path / "other.safetensors"
+    weights.save(path, make_network(), make_card(sampler="SGHMC"))
+    card = weights.load_card(path)
+    for make in (sampler_from_card, lambda *_: rule_from_card(card), lambda *_: L2E([parameter()], network=path)):
+        with pytest.raises(ValueError, match="'SGHMC'"):
+            make(path, [parameter()])
+
+
 def test_keywords_reach_the_sampler():
     sampler = sampler_from_card("kinetic-l2e", [parameter()], 0.01, 10, temperature=0.5, settings={"probe_size": 0.01})
     assert isinstance(sampler, registered("KineticL2E"))
     assert (sampler.settings.probe_size, sampler.param_groups[0]["temperature"]) == (0.01, 0.5)
-
-
-def test_unknown_samplers_are_refused(tmp_path):
-    path = tmp_path / "other.safetensors"
-    weights.save(path, make_network(), make_card(sampler="SGHMC"))
-    calls = [
-        lambda: sampler_from_card(path, [parameter()]),
-        lambda: rule_from_card(weights.load_card(path)),
-        lambda: L2E([parameter()], num_data=10, network=path),
-    ]
-    for call in calls:
-        with pytest.raises(ValueError, match="'SGHMC'"):
-            call()

@@ -76,8 +76,15 @@ def test_it_is_compiled_once_and_kept(monkeypatch, fresh):
 
 
 @pytest.mark.usefixtures("compiler")
-def test_what_the_package_brings_is_taken_first(monkeypatch, fresh):
-    build.compile_library(own_level(), fresh / "package")
+def test_a_damaged_file_is_replaced_and_what_the_package_brings_is_taken_first(monkeypatch, fresh):
+    kept = fresh / "cache" / "learned_samplers" / "native" / build.library_name(own_level())
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"not a library")
+    assert kernel.native_library() is not None
+    assert kept.stat().st_size > 1000
+    (fresh / "package").mkdir()
+    kept.rename(fresh / "package" / kept.name)
+    monkeypatch.setattr(kernel, "_loaded", [])
     without_compiler(monkeypatch)
     assert kernel.native_library() is not None
     assert not libraries(fresh / "cache")
@@ -88,15 +95,6 @@ def test_a_cache_that_cannot_be_written_to(monkeypatch, fresh):
     (fresh / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
     assert kernel.native_library() is not None
-
-
-@pytest.mark.usefixtures("compiler")
-def test_a_damaged_file_is_replaced(fresh):
-    kept = fresh / "cache" / "learned_samplers" / "native" / build.library_name(own_level())
-    kept.parent.mkdir(parents=True)
-    kept.write_bytes(b"not a library")
-    assert kernel.native_library() is not None
-    assert kept.stat().st_size > 1000
 
 
 @pytest.mark.usefixtures("compiler")
