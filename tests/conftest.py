@@ -17,6 +17,11 @@ torch.set_num_threads(1)
 #: Files of three seconds and more, of one core: what `make check` leaves out.
 SLOW = frozenset(
     {
+        "learned_samplers/adapters/test_folders.py",
+        "learned_samplers/adapters/test_grouped.py",
+        "learned_samplers/adapters/test_language.py",
+        "learned_samplers/adapters/test_model.py",
+        "learned_samplers/adapters/test_training.py",
         "learned_samplers/approximations/test_ivon.py",
         "learned_samplers/approximations/test_swag.py",
         "learned_samplers/base/test_compile.py",

@@ -30,6 +30,7 @@ FLOORS: list[tuple[str, ...]] = [
         "learned_samplers.conventions",
         "learned_samplers.differentiable",
         "learned_samplers.integrations",
+        "learned_samplers.adapters",
     ),
     ("learned_samplers.estimators",),
     ("learned_samplers", "learned_samplers.__main__"),

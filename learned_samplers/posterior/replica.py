@@ -44,6 +44,10 @@ class ReplicatedNetwork:
         self._places = [(table, key, names[id(t)]) for table in tables for key, t in table.items() if t is not None]
 
     def __call__(self, state: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return self.with_tensors(state)(*args, **kwargs)
+
+    def with_tensors(self, state: Mapping[str, Tensor]) -> nn.Module:
+        """Return a copy of the network with these tensors in the place of its own."""
         if parametrize._cache_enabled:
             raise RuntimeError(
                 "torch.nn.utils.parametrize.cached() keeps the weights that were computed first: predict outside of it"
@@ -53,8 +57,10 @@ class ReplicatedNetwork:
             tensor = table[key]  # as it is now: another thread may load a state with ``assign=True``
             if tensor is not None:
                 value = state.get(name)
-                tensors[id(tensor)] = tensor.detach() if value is None else value
-        return replica(self.network, tensors)(*args, **kwargs)
+                if value is None:  # a frozen one as it is: that of a quantised layer may hold more than its numbers
+                    value = tensor.detach() if tensor.requires_grad else tensor
+                tensors[id(tensor)] = value
+        return replica(self.network, tensors)
 
 
 def replica(network: nn.Module, tensors: Mapping[int, Tensor]) -> nn.Module:

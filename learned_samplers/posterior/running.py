@@ -22,7 +22,7 @@ from learned_samplers.posterior.outputs import OutputFormat
 from learned_samplers.posterior.replica import ReplicatedNetwork
 from learned_samplers.posterior.store import Entry
 from learned_samplers.posterior.tensor_files import Tensors
-from learned_samplers.posterior.trial import Trial
+from learned_samplers.posterior.trial import Call, Trial
 from learned_samplers.posterior.verdict import ROWS
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ class Piece(NamedTuple):
     values: Tensor
 
 
+#: Turns the network's output into a prediction.
+Transform = Callable[[Any], Tensor]
 #: Batches that are run together under each chunk of samples, and which of the examples each is.
 Group = list[tuple[slice, Batch]]
 
@@ -72,6 +74,10 @@ class Runner:
         self.vmap_loops: bool | None = None
         self.takes_gradient = False
         self._second = second_input(network_of(model))
+
+    def network(self) -> ReplicatedNetwork:
+        """Return what runs the model with other tensors in the place of its own."""
+        return ReplicatedNetwork(self.model)
 
     def batches(self, x: Inputs, batch_size: int | None, targets: bool | None) -> Batches:
         """Return the batches of ``x`` in the model's dtype."""
@@ -94,12 +100,12 @@ class Runner:
             return network(state, detached.args, detached.kwargs)
 
     def stacked(
-        self, forward: Callable[[Tensors, Batch], Tensor], states: Tensors, batch: Batch, vectorize: bool | None
+        self, call: Call, transform: Transform, states: Tensors, batch: Batch, vectorize: bool | None
     ) -> Tensor:
         """Return the predictions of several samples, whose tensors are stacked, for one batch."""
 
         def sample(k: int) -> Tensor:
-            return forward({name: tensor[k] for name, tensor in states.items()}, batch)
+            return transform(call({name: tensor[k] for name, tensor in states.items()}, batch))
 
         def one_by_one() -> Tensor:
             count = len(next(iter(states.values())))
@@ -108,13 +114,13 @@ class Runner:
                 predictions[(slice(k, k + 1),)] = sample(k)[None]
             return predictions.whole()
 
-        wanted = vmap_is_faster(self.model) and not self.vmap_fails if vectorize is None else vectorize
+        wanted = self.together_is_faster() and not self.vmap_fails if vectorize is None else vectorize
         if not wanted:
             return one_by_one()
         try:
-            return self._by_vmap(lambda state: forward(state, batch), states, may_loop=vectorize is True)
+            return self.together(call, transform, states, batch, may_loop=vectorize is True)
         except Exception as error:
-            # Whose fault is it? If the network runs plainly on this batch then it is vmap that cannot run it.
+            # Whose fault is it? If the network runs plainly on this batch then it cannot run the samples as one.
             if vectorize is None:
                 predictions = one_by_one()
                 self.vmap_fails = True
@@ -125,6 +131,14 @@ class Runner:
                 f"torch.func.vmap cannot run {type(self.model).__name__} ({type(error).__name__}: {error}); "
                 "leave vectorize out, or pass vectorize=False, to run the samples one after the other"
             ) from error
+
+    def together_is_faster(self) -> bool:
+        """Return whether samples are run as one when ``vectorize`` is None."""
+        return vmap_is_faster(self.model)
+
+    def together(self, call: Call, transform: Transform, states: Tensors, batch: Batch, *, may_loop: bool) -> Tensor:
+        """Return the predictions of several samples for one batch, run as one."""
+        return self._by_vmap(lambda state: transform(call(state, batch)), states, may_loop=may_loop)
 
     def _by_vmap(self, forward: Callable[[Tensors], Tensor], states: Tensors, *, may_loop: bool) -> Tensor:
         """Return ``vmap(forward)(states)``, without torch's request to report an operation without a batching rule.
@@ -187,7 +201,7 @@ class Run:
         read: Callable[[int], Tensors],
         indices: Sequence[int],
         fixed: Mapping[str, Tensor],
-        transform: Callable[[Any], Tensor],
+        transform: Transform,
         form: OutputFormat,
         *,
         sample_chunk: int,
@@ -200,7 +214,7 @@ class Run:
         ]
         self._runner, self._read, self._indices = runner, read, indices
         self._transform, self._form, self._vectorize = transform, form, vectorize
-        self._network = ReplicatedNetwork(runner.model)
+        self._network = runner.network()
         self._device = next(runner.model.parameters()).device
         self._dtypes = {name: tensor.dtype for name, tensor in tensors_of(runner.model).items()}
         buffers = {name: tensor.detach() for name, tensor in buffers_of(runner.model).items()}
@@ -290,7 +304,8 @@ class Run:
         try:
             with nullcontext() if has_graph else torch.no_grad():
                 predictions = self._runner.stacked(
-                    lambda state, batch: self._transform(self._call(state, batch)),
+                    self._call,
+                    self._transform,
                     states,
                     (batch if has_graph else batch.detached()).to(self._device),
                     self._vectorize,

@@ -95,9 +95,9 @@ class Trial:
         except Exception:
             alike = False
         else:
-            limit = _rounding(self.model)
-            is_random = _distance(first, second) > limit
-            alike = is_random or _distance(first, predictions[: len(first)]) <= limit
+            limit = rounding(self.model)
+            is_random = distance(first, second) > limit
+            alike = is_random or distance(first, predictions[: len(first)]) <= limit
         if not alike:
             warnings.warn(
                 "the prediction of a row depends on the rows that share its batch, as with a graph or with a batch "
@@ -107,7 +107,7 @@ class Trial:
             )
 
 
-def _rounding(model: nn.Module) -> float:
+def rounding(model: nn.Module) -> float:
     """Largest distance of two predictions that rounding explains, relative to their size."""
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     largest = max((torch.finfo(dtype).eps for dtype in dtypes), default=torch.finfo(torch.float32).eps)
@@ -117,7 +117,7 @@ def _rounding(model: nn.Module) -> float:
     return float(largest**0.5)
 
 
-def _distance(first: Tensor, second: Tensor) -> float:
+def distance(first: Tensor, second: Tensor) -> float:
     """Largest difference where both are finite, relative to the largest value; 0 of what is no real numbers."""
     if first.shape != second.shape or not first.is_floating_point():
         return 0.0
