@@ -20,9 +20,10 @@ import torch
 from experiments.harness.options import DataOptions, OutputOptions, names_once, one_of, positive
 from experiments.harness.run_store import fingerprint
 from experiments.harness.study import Experiment, Findings, Job, Run, carry_out
-from experiments.harness.tables import markdown, spread
-from experiments.tables.data import CLASSIFICATIONS, GAPS, REGRESSIONS, SPLITS, Table, load
+from experiments.harness.tables import markdown, with_error
+from experiments.tables.data import CLASSIFICATIONS, FEWER, GAPS, REGRESSIONS, SPLITS, Table, load
 from experiments.tables.methods import METHODS
+from experiments.tables.ranks import collapsed, ranks, values
 from learned_samplers.estimators import BayesianMLPClassifier, BayesianMLPRegressor
 
 
@@ -32,8 +33,8 @@ class TablesOptions(DataOptions, OutputOptions):
 
     # Sets; by default the regressions and then the classifications.
     sets: tuple[Annotated[str, one_of((*REGRESSIONS, *CLASSIFICATIONS), "SET")], ...] = (*REGRESSIONS, *CLASSIFICATIONS)
-    # Splits: 0, 1, 2, and for regressions gap0, gap1, gap2. All sets have the first before the second begins.
-    splits: tuple[Annotated[str, one_of((*SPLITS, *GAPS))], ...] = SPLITS
+    # Splits: 0 to 19, and for regressions gap0, gap1, gap2. All sets have the first before the second begins.
+    splits: tuple[Annotated[str, one_of((*SPLITS, *GAPS), "SPLIT")], ...] = SPLITS[:3]
     methods: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(METHODS)  # Methods.
     # A Python that has the package sklearn-contrib-bde: for the method bde, airfoil and bike.
     bde_python: str = sys.executable
@@ -74,7 +75,15 @@ def run(options: TablesOptions, method: str, split: str, rows: Mapping[str, np.n
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "rows.npz", Path(folder) / "result.json"
         np.savez(source, **dict[str, Any](rows))
-        command = [python, "-m", "experiments.tables.methods", method, split[-1], str(source), str(target)]
+        command = [
+            python,
+            "-m",
+            "experiments.tables.methods",
+            method,
+            split.removeprefix("gap"),
+            str(source),
+            str(target),
+        ]
         reason = f"more than {options.limit:g} s"
         try:
             ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=options.limit)
@@ -85,14 +94,9 @@ def run(options: TablesOptions, method: str, split: str, rows: Mapping[str, np.n
             pass
     if "No module named 'bde'" in reason:
         raise FileNotFoundError(f"{python} has no package bde; install learned-samplers[bde], or name a --bde-python")
+    if "No module named" in reason:
+        raise FileNotFoundError(f"{method}: {reason}; install learned-samplers[rivals]")
     return {"failed": reason, "parts": {}}
-
-
-def collapsed(result: Mapping[str, Any]) -> bool:
-    """True for a run that failed, or knows less than the distribution of the training targets."""
-    parts = result["parts"]
-    first = next((part for part in parts if part != "gap"), None)
-    return first is None or not parts[first]["lpd"] >= result["plain"][first]
 
 
 TITLES = {
@@ -107,13 +111,6 @@ TITLES = {
 DECIMALS = {"coverage": 1, "accuracy": 1, "seconds": 0, "megabytes": 0}
 
 
-def values(runs: Sequence[Run], part: str, column: str) -> list[float]:
-    """A number of every run that has not collapsed."""
-    percent = 100.0 if column in ("coverage", "accuracy") else 1.0
-    good = [r for r in runs if not collapsed(r)]
-    return [percent * (r[column] if column in ("seconds", "megabytes") else r["parts"][part][column]) for r in good]
-
-
 class Tables(Experiment):
     """A problem is a split of a set, "concrete 0"; every method has one run on it."""
 
@@ -123,10 +120,16 @@ class Tables(Experiment):
 
     def problems(self) -> Sequence[str]:
         places = [(name, split) for split in self.options.splits for name in self.options.sets]
-        return [f"{name} {split}" for name, split in places if split in SPLITS or name in REGRESSIONS]
+        return [f"{name} {split}" for name, split in places if self._exists(name, split)]
+
+    @staticmethod
+    def _exists(name: str, split: str) -> bool:
+        return int(split) < FEWER.get(name, len(SPLITS)) if split in SPLITS else name in REGRESSIONS
 
     def methods(self, problem: str) -> Sequence[str]:
-        return self.options.methods
+        classes = problem.split()[0] in CLASSIFICATIONS
+        left_out = ("bde-benchmark",) if classes else ("logistic",)
+        return [method for method in self.options.methods if method not in left_out]
 
     def seeds(self, problem: str) -> Sequence[int]:
         return (0,)
@@ -152,8 +155,12 @@ class Tables(Experiment):
         return {**result, "plain": {part: plain(rows, part) for part in result["parts"]}}
 
     def report(self, findings: Findings) -> str:
-        """Tables of all splits, a row a set, and the answers to the protocol's questions."""
+        """Ranks over sets, tables of all splits, a row a set, and the answers to the protocol's questions."""
         text = []
+        if ranked := ranks(findings, REGRESSIONS, ("lpd", "rmse")):
+            text += ["## Regression: ranks over sets", markdown(ranked)]
+        if ranked := ranks(findings, CLASSIFICATIONS, ("lpd", "accuracy")):
+            text += ["## Classification: ranks over sets", markdown(ranked)]
         for title, names, splits, part, columns in (
             ("Regression", REGRESSIONS, SPLITS, "test", ("lpd", "rmse", "coverage", "width", "seconds", "megabytes")),
             ("Classification", CLASSIFICATIONS, SPLITS, "test", ("lpd", "accuracy", "seconds", "megabytes")),
@@ -167,12 +174,12 @@ class Tables(Experiment):
         return "\n\n".join([*text, answers(findings)])
 
     def _row(self, findings: Findings, name: str, splits: Sequence[str], part: str, column: str) -> dict[str, str]:
-        """Mean ± standard deviation of each method over the splits of a set; † for each run that collapsed."""
+        """Mean ± standard error of each method over the splits of a set; † for each run that collapsed."""
         problems = [p for p in findings.runs if p in [f"{name} {split}" for split in splits]]
         cells = {"set": name, "splits": str(len(problems))}
         for method in findings.methods():
             runs = [run for p in problems for run in findings.runs[p].get(method, ())]
-            cells[method] = spread(values(runs, part, column), DECIMALS.get(column, 3))
+            cells[method] = with_error(values(runs, part, column), DECIMALS.get(column, 3))
             cells[method] += "†" * sum(map(collapsed, runs))
         return cells if problems else {}
 

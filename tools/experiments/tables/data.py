@@ -16,10 +16,12 @@ from experiments.harness import uci_data
 #: Most telling first.
 REGRESSIONS = (
     *("concrete", "energy", "bostonHousing", "yacht", "airfoil", "wine-quality-red", "power-plant", "kin8nm"),
-    *("naval-propulsion-plant", "bike", "protein-tertiary-structure"),
+    *("naval-propulsion-plant", "bike", "protein-tertiary-structure", "diabetes", "friedman1"),
 )
 CLASSIFICATIONS = ("iris", "wine", "breast_cancer", "digits", "moons")
-SPLITS = ("0", "1", "2")
+SPLITS = tuple(map(str, range(20)))
+#: Splits that a file says, where they are fewer.
+FEWER = {"protein-tertiary-structure": 5}
 GAPS = ("gap0", "gap1", "gap2")
 #: Files of the package bde, and the columns of features and target.
 SHIPPED = {
@@ -68,6 +70,10 @@ def load(name: str, root: str | os.PathLike[str] | None, bde_python: str) -> Tab
         made = name == "moons"
         x, y = datasets.make_moons(1000, noise=0.3, random_state=0) if made else _bundled(name)
         return Table(name, x, y)
+    if name == "diabetes":
+        return Table(name, *_bundled(name))
+    if name == "friedman1":  # five inputs of ten matter
+        return Table(name, *datasets.make_friedman1(1000, noise=1.0, random_state=0))
     if name in SHIPPED:
         file, features, target = SHIPPED[name]
         rows = np.genfromtxt(bde_folder(bde_python) / "data" / file, delimiter=",", skip_header=1)

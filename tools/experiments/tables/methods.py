@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import logsumexp, ndtr
 
+from experiments.tables import rivals
+
 #: Rows that are predicted at once.
 CHUNK = 500
 #: Components of a mixture, at most, that its interval is computed of.
@@ -29,10 +31,10 @@ GP_ROWS = 1000
 
 
 class Predicted(NamedTuple):
-    """Mean, log density at given targets, and bounds of the central 90 % interval of rows."""
+    """Mean, log density at given targets (None where there is none), and bounds of central 90 % intervals of rows."""
 
     mean: np.ndarray
-    log_density: Callable[[np.ndarray], np.ndarray]
+    log_density: Callable[[np.ndarray], np.ndarray] | None
     interval: Callable[[], tuple[np.ndarray, np.ndarray]]
 
 
@@ -61,7 +63,12 @@ def ours(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Fitted:
     return predict, model.verdict_.text
 
 
-def bde(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Fitted:
+#: Of the package's own benchmark (scikit-learn-contrib/bde, paper/scripts/airfoil).
+BENCHMARK: dict[str, Any] = {"hidden_layers": [16, 16, 16, 16], "n_members": 10, "epochs": 1000, "patience": 20}
+BENCHMARK |= {"warmup_steps": 50_000, "n_samples": 1000, "n_thinning": 10}
+
+
+def bde(x: np.ndarray, y: np.ndarray, classes: int, seed: int, **changed: Any) -> Fitted:
     from bde import BdeClassifier, BdeRegressor
     from bde.loss import CategoricalCrossEntropy, GaussianNLL
 
@@ -70,12 +77,12 @@ def bde(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Fitted:
     inputs = ((x - centre) / scale).astype(np.float32)
     if classes:
         settings = dict(n_members=4, epochs=1000, warmup_steps=400, n_samples=100, n_thinning=1, activation="relu")
-        classifier = BdeClassifier(loss=CategoricalCrossEntropy(), **settings, **shared)
+        classifier = BdeClassifier(loss=CategoricalCrossEntropy(), **{**settings, **shared, **changed})
         classifier.fit(x=inputs, y=y.astype(np.int32))
         return lambda new: np.asarray(classifier.predict_proba(((new - centre) / scale).astype(np.float32))), ""
     settings = dict(n_members=8, epochs=200, weight_decay=1e-4, warmup_steps=5000, n_samples=2000, n_thinning=2)
     mean, deviation = y.mean(), y.std()
-    model = BdeRegressor(loss=GaussianNLL(), **settings, **shared)
+    model = BdeRegressor(loss=GaussianNLL(), **{**settings, **shared, **changed})
     model.fit(x=inputs, y=((y - mean) / deviation).astype(np.float32))
 
     def predict(new: np.ndarray) -> Predicted:
@@ -164,7 +171,23 @@ def gp(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Fitted:
     return predict, ""
 
 
-METHODS = {"ours": ours, "bde": bde, "ensemble": ensemble, "dropout": dropout, "gp": gp}
+def rival(method: Callable[..., rivals.Rival], x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Fitted:
+    fitted = method(x, y, classes, seed)
+
+    def predict(new: np.ndarray) -> Any:
+        made = fitted(new)
+        if isinstance(made, rivals.Components):
+            return mixture(*made)
+        if isinstance(made, rivals.Interval):
+            return Predicted(made.mean, None, lambda: (made.low, made.high))
+        return made
+
+    return predict, ""
+
+
+METHODS: dict[str, Callable[..., Fitted]] = {"ours": ours, "bde": bde, "bde-benchmark": partial(bde, **BENCHMARK)}
+METHODS |= {"ensemble": ensemble, "dropout": dropout, "gp": gp}
+METHODS |= {name: partial(rival, method) for name, method in rivals.RIVALS.items()}
 
 
 def mixture(means: np.ndarray, spreads: np.ndarray) -> Predicted:
@@ -193,19 +216,20 @@ def interval(means: np.ndarray, spreads: np.ndarray) -> tuple[np.ndarray, np.nda
     return bounds[0], bounds[1]
 
 
-def regression_scores(pieces: Iterator[Any], y: np.ndarray, scale: float) -> dict[str, float]:
-    """Scores of predictions in pieces of `CHUNK` rows; widths in units of ``scale``."""
+def regression_scores(pieces: Iterator[Any], y: np.ndarray, scale: float) -> dict[str, float | None]:
+    """Scores of predictions in pieces of `CHUNK` rows; widths in units of ``scale``; "lpd" None without a density."""
     density, errors, inside, widths = [], [], [], []
     for start, piece in zip(range(0, len(y), CHUNK), pieces, strict=True):
         aims = y[start : start + CHUNK]
         low, high = piece.interval()
-        density.append(piece.log_density(aims))
+        density.append(piece.log_density(aims) if piece.log_density else [])
         errors.append(piece.mean - aims)
         inside.append((low <= aims) & (aims <= high))
         widths.append((high - low) / scale)
     rmse = float(np.sqrt(np.mean(np.concatenate(errors) ** 2)))
-    shares = {"coverage": inside, "width": widths, "lpd": density}
-    return {"rmse": rmse} | {key: float(np.concatenate(value).mean()) for key, value in shares.items()}
+    logs = np.concatenate(density)
+    shares = {key: float(np.concatenate(value).mean()) for key, value in (("coverage", inside), ("width", widths))}
+    return {"rmse": rmse, "lpd": float(logs.mean()) if len(logs) else None, **shares}
 
 
 def class_scores(pieces: Iterator[Any], y: np.ndarray) -> dict[str, float]:

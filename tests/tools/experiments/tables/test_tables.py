@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import tables
 import torch
+from experiments.harness.study import Findings
 from experiments.tables import comparison, methods
 from experiments.tables.comparison import Tables, TablesOptions, collapsed, plain
 from experiments.tables.data import Table, load
+from experiments.tables.ranks import ranks
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 from learned_samplers.estimators import sampling
@@ -23,10 +25,10 @@ def line(rows=120, seed=0):
     return x, 3 * x[:, 0] + 0.5 * stream.normal(size=rows)
 
 
-def parts(classes=False):
-    x, y = line()
+def parts(classes=False, rows=90):
+    x, y = line(rows + 30)
     y = (y > 0).astype(np.int64) if classes else y
-    return {"x_train": x[:90], "y_train": y[:90], "x_test": x[90:], "y_test": y[90:]}
+    return {"x_train": x[:rows], "y_train": y[:rows], "x_test": x[rows:], "y_test": y[rows:]}
 
 
 def test_scores_are_those_of_the_mixture():
@@ -95,6 +97,52 @@ def test_every_method_knows_more_than_the_targets_alone(method, classes, monkeyp
         assert 0.7 < scores["coverage"] <= 1
 
 
+@pytest.mark.parametrize("classes", [False, True])
+@pytest.mark.parametrize("method", ["ngboost", "catboost", "forest", "conformal", "logistic"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of the packages
+def test_rivals_score_like_the_other_methods(method, classes):
+    package = {"ngboost": "ngboost", "catboost": "catboost", "forest": "quantile_forest", "conformal": "crepes"}
+    if method in package:
+        pytest.importorskip(package[method])
+    if method == "logistic" and not classes:
+        with pytest.raises(ValueError, match="logistic"):
+            methods.measure(method, 0, parts())
+        return
+    rows = parts(classes, rows=400)  # of fewer NGBoost learns the noise by heart
+    scores = methods.measure(method, 0, rows)["parts"]["test"]
+    if classes:
+        assert scores["accuracy"] > 0.8
+    else:
+        assert scores["rmse"] < 1.5
+        assert 0.6 < scores["coverage"] <= 1
+        has_density = method in ("ngboost", "catboost")
+        assert (scores["lpd"] is not None) == has_density
+        assert not has_density or scores["lpd"] > plain(rows, "test") + 0.3
+    assert not collapsed({"parts": {"test": scores}, "plain": {"test": plain(rows, "test")}})
+
+
+def test_ranks_are_means_over_sets_and_a_collapse_is_last():
+    def run(lpd, rmse=1.0, coverage=0.9):
+        scores = {"lpd": lpd, "rmse": rmse, "coverage": coverage}
+        return [{"parts": {"test": scores}, "plain": {"test": 0.0}, "seconds": 2.0}]
+
+    findings = Findings(
+        {
+            "yacht 0": {"a": run(3.0, 1.0), "b": run(1.0, 2.0), "c": run(None, 3.0, 0.8)},
+            "yacht 1": {"a": run(1.0, 1.0), "b": run(2.0, 2.0), "c": run(None, 3.0, 0.8)},
+            "concrete 0": {"a": run(-1.0), "b": run(0.5, 2.0), "c": run(None, 1.5, 0.9)},
+        }
+    )
+    first, second, third = ranks(findings, ("yacht", "concrete"), ("lpd", "rmse"))
+    assert first["rank in density"] == "1.50 (2 sets)"  # 2.0 before 1.5, and collapsed
+    assert second["rank in density"] == "1.50 (2 sets)"
+    assert third["rank in density"] == "–"  # it has no density
+    assert [row["rank in RMSE"][:4] for row in (first, second, third)] == ["2.00", "2.00", "2.00"]
+    assert third["coverage, %"] == "85.0"
+    assert third["90 ± 2 on"] == "1 of 2"
+    assert first["CPU-seconds"] == "2.0"
+
+
 def test_what_knows_less_than_the_targets_alone_has_collapsed():
     rows = parts()
     level = {"test": plain(rows, "test")}
@@ -134,8 +182,11 @@ def test_a_run_is_a_process_of_its_own_and_one_that_fails_says_why(tmp_path):
     assert found["parts"]["test"]["lpd"] > plain(parts(), "test")
     broken = parts() | {"x_train": np.full((90, 2), np.nan)}
     assert "NaN" in comparison.run(options, "gp", "0", broken)["failed"]
+    bare = tmp_path / "python"  # one without the package
+    bare.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'bde'\" >&2\nexit 1\n")
+    bare.chmod(0o755)
     with pytest.raises(FileNotFoundError, match=r"learned-samplers\[bde\]"):
-        comparison.run(options, "bde", "0", parts())
+        comparison.run(TablesOptions(out=tmp_path, bde_python=str(bare)), "bde", "0", parts())
 
 
 def test_the_options_are_checked():
@@ -145,3 +196,6 @@ def test_the_options_are_checked():
         TablesOptions(limit=0)
     options = TablesOptions(splits=("0", "gap0"), sets=("iris", "yacht"))
     assert Tables(options).problems() == ["iris 0", "yacht 0", "yacht gap0"]  # classes have no gaps
+    few = TablesOptions(splits=("4", "5"), sets=("protein-tertiary-structure",))
+    assert Tables(few).problems() == ["protein-tertiary-structure 4"]
+    assert "logistic" not in Tables(options).methods("yacht 0")

@@ -1,0 +1,140 @@
+"""Methods of other packages that a user of tables would pick, each as it comes; the extra ``rivals`` installs them.
+
+As in `methods`, where their results are described: only numpy is imported with this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+#: Share of the rows that stop the boosting of CatBoost, as of ours, or calibrate the conformal intervals.
+HELD_OUT, CALIBRATED = 0.15, 0.25
+#: Truncations of a model that CatBoost calls a virtual ensemble.
+VIRTUAL = 10
+
+
+class Components(NamedTuple):
+    """Normal distributions (component, row) in equal shares."""
+
+    means: np.ndarray
+    spreads: np.ndarray
+
+
+class Interval(NamedTuple):
+    """Mean and central 90 % interval of rows, without a density."""
+
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+#: A function of new features to one of the two, or to probabilities (row, class).
+Rival = Callable[[np.ndarray], Any]
+
+
+def held_out(y: np.ndarray, classes: int, seed: int, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the rows to fit, and of a share of them that is left out."""
+    from sklearn.model_selection import train_test_split
+
+    counted = np.bincount(y) if classes else np.array([2])
+    stratify = y if classes and counted.min() > 1 else None
+    train, rest = train_test_split(np.arange(len(y)), test_size=share, random_state=seed, stratify=stratify)
+    return train, rest
+
+
+def ngboost(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Rival:
+    from ngboost import NGBClassifier, NGBRegressor
+    from ngboost.distns import k_categorical
+
+    if classes:
+        classifier = NGBClassifier(Dist=k_categorical(classes), verbose=False, random_state=seed).fit(x, y)
+        return classifier.predict_proba
+    model = NGBRegressor(verbose=False, random_state=seed).fit(x, y)
+
+    def predict(new: np.ndarray) -> Components:
+        normal = model.pred_dist(new)
+        return Components(normal.loc[None], normal.scale[None])
+
+    return predict
+
+
+def catboost(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Rival:
+    """Held-out rows say stop: without them its spreads collapse (−4.5 nats a row on diabetes where −1.1 is usual)."""
+    from catboost import CatBoostClassifier, CatBoostRegressor
+
+    train, stop = held_out(y, classes, seed, HELD_OUT)
+    settings: dict[str, Any] = {"random_seed": seed, "thread_count": 1, "verbose": False, "allow_writing_files": False}
+    stopping: dict[str, Any] = {"eval_set": (x[stop], y[stop]), "early_stopping_rounds": 50}
+    if classes:
+        loss = "Logloss" if classes == 2 else "MultiClass"
+        classifier = CatBoostClassifier(loss_function=loss, **settings).fit(x[train], y[train], **stopping)
+        return classifier.predict_proba
+    centre, scale = y.mean(), y.std()
+    model = CatBoostRegressor(loss_function="RMSEWithUncertainty", posterior_sampling=True, **settings)
+    stopping["eval_set"] = (x[stop], (y[stop] - centre) / scale)
+    model.fit(x[train], (y[train] - centre) / scale, **stopping)
+    count = min(VIRTUAL, model.tree_count_ // 2)
+
+    def predict(new: np.ndarray) -> Components:
+        if not count:  # too few trees to be cut
+            raw = model.predict(new)[None]
+        else:
+            options = {"prediction_type": "VirtEnsembles", "virtual_ensembles_count": count, "thread_count": 1}
+            raw = np.moveaxis(model.virtual_ensembles_predict(new, **options), 0, 1)
+        return Components(centre + scale * raw[..., 0], scale * np.sqrt(raw[..., 1]))
+
+    return predict
+
+
+def forest(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Rival:
+    """Quantiles of a random forest; for classes its shares."""
+    from sklearn.ensemble import RandomForestClassifier
+
+    if classes:
+        return RandomForestClassifier(random_state=seed, n_jobs=1).fit(x, y).predict_proba
+    from quantile_forest import RandomForestQuantileRegressor
+
+    model = RandomForestQuantileRegressor(random_state=seed, n_jobs=1).fit(x, y)
+
+    def predict(new: np.ndarray) -> Interval:
+        low, high = model.predict(new, quantiles=[0.05, 0.95]).T
+        return Interval(model.predict(new, quantiles="mean"), low, high)
+
+    return predict
+
+
+def conformal(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Rival:
+    """Split conformal intervals (crepes) about gradient boosting; for classes its probabilities."""
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+    if classes:
+        return HistGradientBoostingClassifier(random_state=seed).fit(x, y).predict_proba
+    from crepes import WrapRegressor
+
+    train, calibration = held_out(y, 0, seed, CALIBRATED)
+    model = WrapRegressor(HistGradientBoostingRegressor(random_state=seed))
+    model.fit(x[train], y[train])
+    model.calibrate(x[calibration], y[calibration])
+
+    def predict(new: np.ndarray) -> Interval:
+        low, high = model.predict_int(new, confidence=0.9).T
+        return Interval(model.predict(new), low, high)
+
+    return predict
+
+
+def logistic(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Rival:
+    """Logistic regression of standardised features."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    if not classes:
+        raise ValueError("logistic regression has no numbers to predict")
+    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(x, y).predict_proba
+
+
+RIVALS = {f.__name__: f for f in (ngboost, catboost, forest, conformal, logistic)}
