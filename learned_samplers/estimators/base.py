@@ -209,10 +209,28 @@ class BayesianMLP(BaseEstimator):
 
     def _outputs(self, x: np.ndarray) -> Tensor:
         """Outputs of every sample's network, (samples, rows, outputs)."""
+        return self._run(self._inputs(x)).double()
+
+    def _outputs_of_tensor(self, x: Any) -> Tensor:
+        """Outputs (samples, rows, outputs) of every sample's network, that gradients pass through to ``x``."""
+        check_is_fitted(self, "posterior_")
+        if not isinstance(x, Tensor):
+            raise TypeError(f"X must be a tensor, got {type(x).__name__}: predict takes tables")
+        if x.ndim != 2 or x.shape[1] != self.n_features_in_ or not len(x):
+            raise ValueError(f"X must have shape (rows, {self.n_features_in_}), got {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise TypeError(f"X must hold floating-point numbers, got {x.dtype}")
+        inputs = self._standardised.of_tensor(x.double()).float()
+        if not inputs.isfinite().all():
+            raise ValueError("X must be finite, and not too far from the rows of fit")
+        with _THREADS.limited(self.n_jobs):
+            return self._run(inputs).double()
+
+    def _run(self, inputs: Tensor) -> Tensor:
         chunk = len(self.posterior_)
         return self.posterior_.predict_samples(
-            self._inputs(x), output="regression", sample_chunk=chunk, vectorize=True, batch_size=1024
-        ).double()
+            inputs, output="regression", sample_chunk=chunk, vectorize=True, batch_size=1024
+        )
 
     def _new(self, X: Any) -> Iterator[tuple[slice, Tensor]]:
         """Slices of the rows of a new table, each with its outputs, in pieces that fit into memory."""

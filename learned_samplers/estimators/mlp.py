@@ -213,23 +213,37 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         """Numbers (row, target, ...) without the axis of targets where y had none."""
         return values[:, 0] if self._one_target else values
 
-    def predict(self, X: Any, return_std: bool = False, quantiles: Any = None) -> Any:
+    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False, quantiles: Any = None) -> Any:
         """The mean of the predictive distribution, (rows,), or (rows, targets) where y had several.
 
         Args:
             X: (rows, features).
             return_std: also return its standard deviation, in the same shape.
+            return_cov: also return its covariance between the targets, (rows, targets, targets).
             quantiles: shares in (0, 1); their quantiles are returned in the place of the mean, on a last axis.
         """
-        if return_std and quantiles is not None:
-            raise ValueError("return_std and quantiles exclude each other: ask for one of them")
+        if sum((bool(return_std), bool(return_cov), quantiles is not None)) > 1:
+            raise ValueError("return_std, return_cov and quantiles exclude each other: ask for one of them")
         if quantiles is not None:
             shares = np.ravel(np.asarray(quantiles)).tolist()
             for share in shares:
                 validation.fraction("quantiles", share, open_left=True, open_right=True)
             return self._quantiles(X, shares)
+        if return_cov:
+            pieces = [(self._moments([outputs]), self._covariance(outputs)) for _, outputs in self._new(X)]
+            means = np.concatenate([mean for (mean, _), _ in pieces])
+            return self._shaped(means), np.concatenate([covariance for _, covariance in pieces])
         mean, std = self._moments(outputs for _, outputs in self._new(X))
         return (self._shaped(mean), self._shaped(std)) if return_std else self._shaped(mean)
+
+    def _covariance(self, outputs: Tensor) -> np.ndarray:
+        """Covariances (row, target, target) of the mixture."""
+        means = self._mean_and_scale(outputs)[0].numpy() * self._y_scale
+        centred = means - means.mean(0)
+        covariance = np.einsum("sri,srj->rij", centred, centred) / len(means)
+        targets = range(means.shape[-1])
+        covariance[:, targets, targets] = self._moments([outputs])[1] ** 2
+        return covariance
 
     def _quantiles(self, X: Any, shares: Sequence[float]) -> np.ndarray:
         """Quantiles (row, target, share), or (row, share) of one target."""
@@ -287,6 +301,21 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
             mean, scale = (part[chosen].numpy() for part in self._mean_and_scale(outputs))
             pieces.append(mixtures.draws(self._likelihood, mean, scale, random) * self._y_scale + self._y_mean)
         return self._shaped(np.moveaxis(np.concatenate(pieces, 1), 0, -1))
+
+    def predict_samples(self, X: Tensor) -> Tensor:
+        """Mean of every sample's network, without noise: (samples, rows), or (samples, rows, targets).
+
+        Gradients pass to ``X`` if it requires one, so that an input can be optimised, as in Bayesian optimisation.
+
+        Args:
+            X: a tensor (rows, features), in the units of `fit`.
+
+        Returns:
+            A tensor of the dtype of ``X``, in the targets' units.
+        """
+        mean, _ = self._mean_and_scale(self._outputs_of_tensor(X))
+        values = mean * torch.as_tensor(self._y_scale).to(mean) + torch.as_tensor(self._y_mean).to(mean)
+        return (values[..., 0] if self._one_target else values).to(X.dtype)
 
     def log_density(self, X: Any, y: Any) -> np.ndarray:
         """log p(y | x, data) of every row, in the targets' own units: the score that rewards mean and spread.
@@ -359,6 +388,13 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities of the classes, (rows, classes): the average over the samples."""
         return torch.cat([outputs.softmax(-1).mean(0) for _, outputs in self._new(X)]).numpy()
+
+    def predict_samples(self, X: Tensor) -> Tensor:
+        """Probabilities of every sample's network, (samples, rows, classes), in the dtype of ``X``.
+
+        Gradients pass to ``X``, a tensor (rows, features), if it requires one.
+        """
+        return self._outputs_of_tensor(X).softmax(-1).to(X.dtype)
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Logarithms of `predict_proba`."""

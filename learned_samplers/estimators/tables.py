@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import torch
 from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
+from torch import Tensor
 
 
 def rounding(y: np.ndarray) -> float:
@@ -65,6 +67,17 @@ class Standardised(NamedTuple):
         square = (standard**2).sum(1)
         distance = np.sqrt(np.maximum(square - (inside**2).sum(1), 0))
         return np.column_stack([inside, np.where(distance > 1e-4 * np.sqrt(square), distance, 0)])
+
+    def of_tensor(self, x: Tensor) -> Tensor:
+        """Inputs of a network as a tensor that gradients pass through, equal to those of the call."""
+        mean, scale = (torch.as_tensor(values).to(x) for values in (self.mean, self.scale))
+        standard = (x - mean) / scale
+        if self.basis is None:
+            return standard
+        inside = standard @ torch.as_tensor(self.basis).to(x)
+        square = standard.square().sum(1)
+        distance = (square - inside.square().sum(1)).clamp_min(torch.finfo(x.dtype).tiny).sqrt()
+        return torch.column_stack([inside, torch.where(distance > 1e-4 * square.sqrt(), distance, 0.0)])
 
 
 @contextmanager

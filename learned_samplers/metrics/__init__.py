@@ -1,8 +1,8 @@
 """Scores of predictions: of classes, of real numbers, and their calibration.
 
 ``from learned_samplers import metrics`` and then ``metrics.nll(probs, labels)``, for example with ``probs`` from
-`PosteriorSamples.predict`. Everything is described in the modules ``classification``, ``regression`` and
-``calibration``.
+`PosteriorSamples.predict`. Everything is described in the modules ``classification``, ``regression``,
+``calibration``, ``selective`` and ``labelling``.
 """
 
 from learned_samplers.metrics.arrays import FLOOR, TOLERANCE
@@ -30,15 +30,20 @@ from learned_samplers.metrics.classification import (
     summary,
     total_variation,
 )
+from learned_samplers.metrics.labelling import batch_bald
 from learned_samplers.metrics.regression import coverage, crps, gaussian_crps, gaussian_nll, interval
+from learned_samplers.metrics.selective import RiskCoverage, aurc, risk_coverage, selective_threshold
 
 __all__ = [
     "FLOOR",
     "TOLERANCE",
     "CalibrationBins",
+    "RiskCoverage",
     "accuracy",
     "agreement",
     "ambiguity",
+    "aurc",
+    "batch_bald",
     "brier",
     "calibration_bins",
     "conformal_scale",
@@ -57,6 +62,8 @@ __all__ = [
     "nll",
     "ood_auroc",
     "pairwise_kld",
+    "risk_coverage",
+    "selective_threshold",
     "summary",
     "total_variation",
     "with_temperature",

@@ -134,7 +134,7 @@ def ambiguity(sample_probs: Any, labels: Any) -> float:
 
 
 def mutual_information(sample_probs: Any) -> Tensor:
-    """Disagreement of the samples about each example (epistemic uncertainty), (N,), in nats, ≥ 0.
+    """Disagreement of the samples about each example (epistemic uncertainty), (N,), in nats, ≥ 0: the score of BALD.
 
     The entropy of the average prediction less the mean entropy of the samples' predictions (Houlsby et al., 2011): 0
     where all predict the same, however unsure each of them is.

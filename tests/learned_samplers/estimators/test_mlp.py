@@ -306,6 +306,9 @@ def test_several_targets_share_a_network(noise):
     assert model.score(x, np.c_[y, other]) > 0.7
     assert abs(((low[:, 0] < targets) & (targets < high[:, 0])).mean() - 0.9) < 0.08
     assert model.predict(new, quantiles=[0.1, 0.5, 0.9]).shape == (300, 2, 3)
+    covariance = model.predict(new, return_cov=True)[1]
+    np.testing.assert_allclose(covariance[:, [0, 1], [0, 1]], std**2)
+    assert (np.linalg.eigvalsh(covariance) > 0).all()
     draws = model.sample_y(new, 2000)
     assert draws.shape == (300, 2, 2000)
     np.testing.assert_allclose(draws.mean(-1), mean, atol=0.3)
@@ -385,3 +388,34 @@ def test_a_table_of_twenty_thousand_columns_takes_seconds():
     assert model.n_features_in_ == 20_000
     assert model.predict_proba(x).shape == (100, 2)
     assert len(model.posterior_[0]["0.weight"].flatten()) == 8 * 100
+
+
+@pytest.mark.parametrize("columns", [3, 30])
+def test_the_samples_means_have_gradients_by_the_inputs(columns):
+    """Also where a table is seen in the span of its rows."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(12, columns))
+    y = np.stack([x[:, 0], 5 + 2 * x[:, 1]], 1)
+    for targets in (y[:, 0], y):
+        model = BayesianMLPRegressor(**SMALL).fit(x, targets)
+        new = torch.from_numpy(random.normal(size=(4, columns))).requires_grad_()
+        values = model.predict_samples(new)
+        assert values.shape == (len(model.posterior_), 4, *targets.shape[1:])
+        np.testing.assert_allclose(values.mean(0).detach(), model.predict(new.detach().numpy()), rtol=1e-5, atol=1e-5)
+        (slopes,) = torch.autograd.grad(values.sum(), new)
+        step = torch.zeros_like(new)
+        step[:, 1] = 1e-2
+        with torch.no_grad():
+            difference = model.predict_samples(new + step) - model.predict_samples(new - step)
+        expected = difference.reshape(len(values), 4, -1).sum((0, 2)) / 2e-2
+        torch.testing.assert_close(slopes[:, 1], expected, rtol=0.02, atol=0.02 * slopes.abs().max().item())
+
+
+def test_the_samples_probabilities_have_gradients_by_the_inputs():
+    x, y = table()
+    model = BayesianMLPClassifier(**SMALL).fit(x, y > 10)
+    new = torch.tensor([[0.1, 0.2], [0.3, -0.5]], requires_grad=True)
+    values = model.predict_samples(new)
+    assert values.dtype == torch.float32
+    np.testing.assert_allclose(values.mean(0).detach(), model.predict_proba(new.detach().numpy()), atol=1e-6)
+    assert torch.autograd.grad(values[..., 1].sum(), new)[0][:, 0].min() > 0  # the larger x₀, the larger y

@@ -123,7 +123,7 @@ def test_fits(call, error, named):
         (
             lambda m: m.predict(FRAME, return_std=True, quantiles=0.5),
             ValueError,
-            "return_std and quantiles",
+            "return_std, return_cov and quantiles",
         ),
         (lambda m: m.predict(FRAME, quantiles=(0.5, 1.0)), ValueError, "quantiles.*1"),
         (lambda m: m.predict(FRAME, quantiles="half"), TypeError, "quantiles.*'half'"),
