@@ -82,7 +82,6 @@ SLOW = frozenset(
         "tools/experiments/tables/test_tables.py",
         "tools/test_benchmark.py",
         "tools/test_compare.py",
-        "tools/test_compare_corruption_files.py",
         "tools/test_function_space.py",
         "tools/test_given_settings.py",
         "tools/test_meta_train.py",

@@ -7,7 +7,6 @@
 - `corrupt(images, corruption, severity)` makes the corruptions of CIFAR-10-C from any images, a re-creation.
 - `load_text(name)` gives a `TokenData`: texts as indices of words, padded, and their vocabulary. `text_names()` lists
   them.
-- `load_corrupted` reads CIFAR-10-C: the test images of CIFAR under a corruption of `CORRUPTIONS`, five severities.
 - `load_overlaid` (Multi-MNIST and its like) gives a `MultiTaskData`: several labels an image.
 
 Files are looked for in the folder given as ``root``, else in the one named by the environment variable
@@ -16,7 +15,6 @@ scikit-learn and Pillow are imported when a data set needs them.
 """
 
 from meta_tasks.datasets.arrays import ArrayData, array_data
-from meta_tasks.datasets.cifar_c import CORRUPTIONS, find_corrupted, load_corrupted
 from meta_tasks.datasets.corruptions import corrupt
 from meta_tasks.datasets.files import data_root
 from meta_tasks.datasets.images import ImageData, MultiTaskData, keep_labels, match, scaled
@@ -25,7 +23,6 @@ from meta_tasks.datasets.overlaid import load_overlaid
 from meta_tasks.datasets.texts import TokenData, load_text, mask_of, pad, text_names
 
 __all__ = [
-    "CORRUPTIONS",
     "ArrayData",
     "ImageData",
     "MultiTaskData",
@@ -34,11 +31,9 @@ __all__ = [
     "check_name",
     "corrupt",
     "data_root",
-    "find_corrupted",
     "fingerprint_of",
     "keep_labels",
     "load",
-    "load_corrupted",
     "load_overlaid",
     "load_text",
     "mask_of",

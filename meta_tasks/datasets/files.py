@@ -8,7 +8,6 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,14 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learned_samplers.base.optional import require
-
 ENVIRONMENT_VARIABLE = "LEARNED_SAMPLERS_DATA"
 DEFAULT_ROOT = Path("~/.cache/learned_samplers")
 # A compressed file may unpack to so many bytes, or so many times its size: images come to 30 times at most.
 _ALWAYS_FINE, _LARGEST_RATIO = 2**28, 100
-#: Bytes of an image file, and pixels of an image, at most; those of the data sets have about 10,000 and 40,000.
-MOST_BYTES, MOST_PIXELS = 2**24, 2**24
 
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
@@ -118,37 +113,16 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         ) from error
 
 
-def read_npy(path: Path, *, mapped: bool = False) -> np.ndarray:
+def read_npy(path: Path) -> np.ndarray:
     """The array of an npy file; nothing is unpickled.
-
-    Args:
-        mapped: leave it on disk, and read of it what is used.
 
     Raises:
         ValueError: the file is damaged, is no npy, or holds pickled objects.
     """
     try:
-        return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+        return np.load(path, allow_pickle=False)
     except (ValueError, EOFError, MemoryError, RecursionError, OverflowError) as error:
         raise ValueError(f"{path} cannot be read as an npy of numbers: {error!s:.300}") from error
-
-
-def decoded(content: bytes, name: str) -> Tensor:
-    """The image in a file's bytes, (3, H, W) in uint8.
-
-    Raises:
-        ValueError: it is damaged, no image, or larger than 2²⁴ pixels; calls it ``name``.
-    """
-    image_module = require("PIL.Image", "meta")
-    try:
-        with image_module.open(BytesIO(content)) as image:
-            if image.width * image.height > MOST_PIXELS:  # known from its header; nothing is decoded yet
-                raise ValueError(f"it has {image.width}×{image.height} pixels")
-            pixels = np.array(image.convert("RGB"))
-    # What Pillow raises for files that are damaged, or too large for itself.
-    except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
-        raise ValueError(f"{name} cannot be decoded as an image: {error}") from error
-    return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def most_unpacked(path: Path) -> int:

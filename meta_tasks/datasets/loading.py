@@ -13,7 +13,6 @@ from meta_tasks.datasets.images import Examples, ImageData, RawSplits, held_out,
 from meta_tasks.datasets.npz import medmnist_flags, medmnist_info, read_medmnist, read_splits
 from meta_tasks.datasets.overlaid import read_cluttered
 from meta_tasks.datasets.sklearn_sets import read_digits, read_photos
-from meta_tasks.datasets.tiny_imagenet import read_tiny_imagenet
 from meta_tasks.datasets.torchvision_sets import IDX_CLASSES, read_cifar, read_idx_family, read_notmnist, read_svhn
 from meta_tasks.fingerprints import fingerprint
 
@@ -47,7 +46,6 @@ READERS: dict[str, Reader] = {
     "cluttered_fashion": lambda request: read_cluttered(request.root, request.download),
     **dict.fromkeys(("cifar10", "cifar100"), lambda request: read_cifar(request.name, request.root, request.download)),
     "svhn": lambda request: read_svhn(request.root, request.download),
-    "tiny_imagenet": lambda request: read_tiny_imagenet(request.root),
     "notmnist": lambda request: read_notmnist(request.root),
     "photos": lambda request: read_photos(request.size, request.grayscale),
 }

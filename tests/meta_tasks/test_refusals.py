@@ -7,7 +7,7 @@ import torch
 
 from learned_samplers.learned.l2e import L2ESettings
 from meta_tasks import datasets
-from meta_tasks.datasets import MultiTaskData, corrupt, load, load_corrupted, match
+from meta_tasks.datasets import MultiTaskData, corrupt, load, match
 from meta_tasks.estimators import AntitheticES, NoiseReuseES, Shaping, TruncatedBackpropagation
 from meta_tasks.inner_loop import ChainUnroll, Horizon, Schedule, Unroll
 from meta_tasks.networks import BatchedModule, BatchedResidual, batched_network_for, build, build_text
@@ -98,10 +98,6 @@ DATASETS = [
     (ValueError, "images", lambda: corrupt(IMAGE[0], "fog", 1)),
     (ValueError, "images", lambda: corrupt(IMAGE[..., :3], "fog", 1)),
     (ValueError, "images", lambda: corrupt(IMAGE + 1, "fog", 1)),
-    (ValueError, "name", lambda: load_corrupted("cifar11", "fog", 1)),
-    (ValueError, "corruption", lambda: load_corrupted("cifar10", "mist", 1)),
-    (ValueError, "severity", lambda: load_corrupted("cifar10", "fog", 6)),
-    (ValueError, "size", lambda: load_corrupted("cifar10", "fog", 1, size=0)),
 ]
 SMALLEST = {"cnn": 2, "lenet": 12, "gong_cnn": 10, "resnet": 8, "resnet20_frn": 8, "resnet_frn": 4}
 NETWORKS = [

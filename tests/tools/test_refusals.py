@@ -136,7 +136,6 @@ COMPARE = [
     (["--tries", "0"], "tries"),
     (["--extensions", "-1"], "extensions"),
     (["--corruptions", "-1"], "corruptions"),
-    (["--corruption-files"], "corruption_files"),
     (["--convergence", "--num-samples", "7"], "num_samples"),
     (["--dataset", "npz:TABLE", "--model", "mlp", "--corruptions", "5"], "corruptions"),
     (["--values", "lr=1"], "values"),

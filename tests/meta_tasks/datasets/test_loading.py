@@ -140,7 +140,6 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch):
         ("svhn", "test_32x32.mat", "torchvision.datasets.SVHN"),
         ("bloodmnist", "medmnist/bloodmnist.npz", "medmnist.BloodMNIST"),
         ("notmnist", "t10k-images-idx3-ubyte", "https://github.com/davidflanagan"),
-        ("tiny_imagenet", "wnids.txt", "http://cs231n.stanford.edu/tiny-imagenet-200.zip"),
     ],
 )
 @pytest.mark.parametrize("download", [True, False])
@@ -157,7 +156,7 @@ def test_a_missing_file_is_named_with_the_way_to_get_it(tmp_path, monkeypatch, n
     message = str(caught.value)
     for part in (name, str(tmp_path), file, how, "LEARNED_SAMPLERS_DATA", "--data"):
         assert part in message
-    assert ("downloading failed" in message) == (download and name not in ("notmnist", "tiny_imagenet"))
+    assert ("downloading failed" in message) == (download and name != "notmnist")
 
 
 def test_the_default_root_is_in_the_home_cache(monkeypatch):

@@ -216,9 +216,8 @@ class Comparison:
 
     def corrupt(self, report: BudgetReport) -> None:
         """Score the final runs of all rows on corrupted test images; each corruption is made once."""
-        options, common, runs = self.options, self.options.settings, self.runs[report.budget]
-        published = {"name": common.dataset, "root": options.data, "size": common.size}
-        images = CorruptedImages(self.data, options.corruptions, published if options.corruption_files else None)
+        options, runs = self.options, self.runs[report.budget]
+        images = CorruptedImages(self.data, options.corruptions)
         for corruption in (NONE, *RECREATED):
             self.bar.set_description(f"{report.budget} gradients, test images under {corruption}")
             for name, results in report.runs.items():

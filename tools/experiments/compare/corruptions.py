@@ -1,9 +1,8 @@
-"""Test images under the corruptions of CIFAR-10-C, re-created or published: a run's scores, and their tables."""
+"""Test images under the corruptions of CIFAR-10-C, re-created: a run's scores, and their tables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,18 +12,13 @@ from experiments.harness.runs.result import Result, label
 from experiments.harness.tables import finished, markdown, spread
 from learned_samplers import metrics
 from learned_samplers.posterior.collect import SampleCollection
-from meta_tasks.datasets import ArrayData, ImageData, TokenData, load_corrupted
+from meta_tasks.datasets import ArrayData, ImageData, TokenData
 from meta_tasks.datasets.corruptions import LARGEST_SEVERITY, RECREATED, corrupt
 from meta_tasks.random_streams import generator
 
 #: key, heading, decimals
 MEASURES = (("accuracy", "accuracy", 3), ("nll", "NLL [nats]", 3), ("ece", "ECE", 3))
 NONE = "none"  # the same images as they are, of severity 0
-#: Where corrupted images come from: as tables say it.
-SOURCES = {
-    "recreated": "a re-creation by this project's own code (frost is made up, not photographed)",
-    "published": "the published files",
-}
 
 
 def check_images(data: ImageData) -> None:
@@ -40,32 +34,20 @@ def check_images(data: ImageData) -> None:
 class CorruptedImages:
     """Test images, chosen at random once, under each corruption; the last one made is kept."""
 
-    def __init__(self, data: ImageData, count: int, published: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, data: ImageData, count: int) -> None:
         total = len(data.test_y)
         chosen = torch.randperm(total, generator=generator(0, "corrupted images"))[:count].sort().values
         chosen = chosen.to(data.test_y.device)
-        self.images, self.labels, self._chosen = data.test_x[chosen], data.test_y[chosen], chosen
-        self._published, self.source = published, "recreated" if published is None else "published"
+        self.images, self.labels = data.test_x[chosen], data.test_y[chosen]
         self._name, self._made = NONE, self.images
 
     def under(self, name: str) -> Tensor:
         """The images at severities 1 to 5, one after the other; under `NONE` as they are."""
         if name != self._name:
             levels = range(1, LARGEST_SEVERITY + 1)
-            made = self.images if name == NONE else torch.cat([self._corrupted(name, level) for level in levels])
+            made = self.images if name == NONE else torch.cat([corrupt(self.images, name, level) for level in levels])
             self._name, self._made = name, made
         return self._made
-
-    def _corrupted(self, name: str, severity: int) -> Tensor:
-        if self._published is None:
-            return corrupt(self.images, name, severity)
-        files, chosen = load_corrupted(corruption=name, severity=severity, **self._published), self._chosen.cpu()
-        if len(files.test_y) <= int(chosen.max()) or not torch.equal(files.test_y[chosen], self.labels.cpu()):
-            raise ValueError(
-                f"the published images of {self._published['name']} under {name} have other labels than its test "
-                "images: corruption_files needs all of these, in the published order"
-            )
-        return files.test_x[chosen].to(self.images.device)
 
     def scores(self, samples: SampleCollection, name: str) -> dict[str, list[float]]:
         """Values of each measure at the severities."""
@@ -73,11 +55,10 @@ class CorruptedImages:
         return {key: [getattr(metrics, key)(part, self.labels) for part in parts] for key, *_ in MEASURES}
 
     def missing(self, result: Result) -> list[str]:
-        """The corruptions of which a run has no scores on so many images of this source."""
-        images = {"images": len(self.labels), "source": self.source}
+        """The corruptions of which a run has no scores on so many images."""
         scored = result.corruptions
-        if scored is None or images != {key: scored[key] for key in images}:
-            scored = result.corruptions = {**images, "scores": {}}
+        if scored is None or scored["images"] != len(self.labels):
+            scored = result.corruptions = {"images": len(self.labels), "scores": {}}
         return [name for name in (NONE, *RECREATED) if name not in scored["scores"]]
 
 
@@ -101,6 +82,8 @@ def corruption_tables(runs: Mapping[str, Sequence[Result]]) -> list[str]:
     scored = next((r.corruptions for results in runs.values() for r in results if r.corruptions), None)
     if scored is None:
         return []
-    images = f"{SOURCES[scored['source']]}, of {scored['images']} test images"
-    note = f"The {len(RECREATED)} corruptions of CIFAR-10-C, {images}; means over them, severity 0 is none."
+    note = (
+        f"The {len(RECREATED)} corruptions of CIFAR-10-C, re-created (frost is made up, not photographed), of "
+        f"{scored['images']} test images; means over them, severity 0 is none."
+    )
     return [note, *tables]

@@ -33,7 +33,7 @@ from experiments.harness.runs.settings import Settings
 from experiments.harness.runs.training import validate_run
 from experiments.harness.runs.trials import Setting, candidates
 from learned_samplers.base.validation import one_of as check_one_of
-from meta_tasks.datasets import ImageData, find_corrupted
+from meta_tasks.datasets import ImageData
 from meta_tasks.datasets.files import read_npy
 
 #: Names of rows; the help text has them once, not in the place of a metavariable.
@@ -86,8 +86,6 @@ class CompareOptions(DeviceOptions, DataOptions, RunOptions):
     values: tuple[str, ...] = ()
     # So many test images under the 15 corruptions × 5 severities of CIFAR-10-C, made by this project's own code.
     corruptions: int = 0
-    # Take them from the published CIFAR-10-C (CIFAR-100-C), unpacked in the folder of the data files.
-    corruption_files: bool = False
     # Share of the weights with cR̂ < 1.1 between the halves of each final chain, layer by layer.
     convergence: bool = False
     # Folder of the states of unfinished runs; by default in --out. A run goes on from its state.
@@ -113,9 +111,6 @@ class CompareOptions(DeviceOptions, DataOptions, RunOptions):
             self.row(name)
         if self.convergence and (count := self.settings.num_samples) < CONVERGENCE_DRAWS:
             raise ValueError(f"convergence needs num_samples of at least {CONVERGENCE_DRAWS}, got {count}")
-        if not self.corruptions:
-            why = "says which images --corruptions takes, which is not given"
-            refuse_changed(self, "corruption_files", why=why)
         self.tried()
         if self.budgets is not None:
             if not self.budgets or min(self.budgets) < 1 or len(set(self.budgets)) < len(self.budgets):
@@ -260,8 +255,6 @@ class CompareOptions(DeviceOptions, DataOptions, RunOptions):
             raise ValueError(f"tuning needs validation images, which {self.settings.dataset} lacks")
         if self.corruptions:
             check_images(data)
-        if self.corruption_files:
-            find_corrupted(self.settings.dataset, self.data)
         for budget in self.all_budgets(data):
             for name in self.sampler:
                 settings = self.candidates(name, data, budget)

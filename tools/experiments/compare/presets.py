@@ -64,8 +64,8 @@ _EXPLORE: dict[str, Any] = {"convergence": True}
 
 
 def _full(epochs: int, minibatches: int, **changes: Any) -> Preset:
-    """The L2E paper's runs (Tables 12 to 14): 100 epochs of burn-in, then 100 samples, one every 50 epochs (on
-    Tiny-ImageNet ten in 1,000 epochs); a cyclical sampler gives one a cycle, an ensemble has as many members."""
+    """The L2E paper's runs (Tables 12 to 14): 100 epochs of burn-in, then 100 samples, one every 50 epochs; a
+    cyclical sampler gives one a cycle, an ensemble has as many members."""
     values: dict[str, Any] = dict(model="resnet20_frn", batch_size=128, prior_precision=20.0)
     values |= _POSTERIOR | dict(burn_in=100 / epochs, num_samples=100) | changes
     samples = values["num_samples"]
@@ -107,9 +107,6 @@ PRESETS: dict[str, Preset] = {
     "cifar100_full": _full(5100, 320, dataset="cifar100"),
     "cifar10_augmented_full": _full(5100, 320, dataset="cifar10", augment=True),
     "cifar100_augmented_full": _full(5100, 320, dataset="cifar100", augment=True),
-    "tiny_imagenet_full": _full(
-        1100, 703, dataset="tiny_imagenet", model="resnet", depth=56, prior_precision=45.0, num_samples=10
-    ),
     "explore_digits": Preset(*explore.DIGITS, explore.DIGITS_ROWS, {"seeds": 6, **_EXPLORE}, explore.criterion),
     "explore_fashion": Preset(*explore.FASHION, explore.FASHION_ROWS, {"seeds": 3, **_EXPLORE}, explore.criterion),
     "cifar32": Preset(cifar32.SETTINGS, cifar32.BUDGETS, cifar32.ROWS, cifar32.OPTIONS),

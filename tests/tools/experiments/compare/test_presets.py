@@ -18,12 +18,10 @@ SOURCES = {
     "fashion_mnist": (54_000, (1, 28, 28), 10),
     "cifar10": (40_960, (3, 32, 32), 10),
     "cifar100": (40_960, (3, 32, 32), 100),
-    "tiny_imagenet": (90_000, (3, 64, 64), 200),
     "imdb": (20_000, (100,), 2),
 }
 # Epochs of burn-in, epochs between samples, and samples, of Tables 13 and 14 and of Appendix C.
 PAPER = dict.fromkeys((name for name in PRESETS if name.endswith("_full")), (100, 50, 100)) | {
-    "tiny_imagenet_full": (100, 100, 10),
     "imdb_full": (100, 50, 50),
 }
 

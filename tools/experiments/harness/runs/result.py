@@ -50,7 +50,7 @@ class Result:
         losses: the course of the mean training loss, in nats.
         acceptance_rate: of HMC after burn-in.
         mean_temperatures, modes, converged: see `experiments.harness.runs.measures`.
-        corruptions: {"images": how many, "source": whose, "scores": {corruption: {measure: its values at severities 1
+        corruptions: {"images": how many, "scores": {corruption: {measure: its values at severities 1
             to 5}}}; under "none" those of the images as they are.
         scored_on: the half of the test images that the scores are of.
         diverged: why there are no scores.
