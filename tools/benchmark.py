@@ -12,15 +12,16 @@ is stopped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from experiments.benchmarks.inner_loop import InnerLoopBenchmark, benchmark_inner_loop
 from experiments.benchmarks.memory import MemoryBenchmark, benchmark_memory
 from experiments.benchmarks.step import ChainsBenchmark, StepBenchmark, benchmark_chains, benchmark_steps
-from experiments.harness.options import Action, parse_command
+from experiments.harness.options import parse_command
 from experiments.harness.output import command_line, explained
 
-COMMANDS: dict[str, tuple[type, Action]] = {
+COMMANDS: dict[str, tuple[type, Callable[[Any, str], None]]] = {
     "step": (StepBenchmark, benchmark_steps),
     "memory": (MemoryBenchmark, benchmark_memory),
     "chains": (ChainsBenchmark, benchmark_chains),

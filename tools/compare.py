@@ -20,48 +20,32 @@ predictions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from experiments.compare.comparison import Comparison, planned_gradients
-from experiments.compare.figures import draw_all
+from experiments.compare.comparison import Comparison
 from experiments.compare.options import parse_compare
-from experiments.compare.report import BudgetReport, write_results
 from experiments.harness.output import command_line, counted, explained
-from experiments.harness.runs.checkpoint import TimeIsUp
 from experiments.harness.runs.methods import METHODS
 from experiments.harness.runs.training import gradient_seconds
-
-from meta_tasks.progress import progress
+from experiments.harness.study import carry_out
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     with explained():
         options = parse_compare(arguments, f"{__doc__}\nMethods: {', '.join(METHODS)}.")
-        data, ood = options.load()
-        reference = options.load_reference(data)
-    out, budgets = options.folder(), options.all_budgets(data)
-    total, seconds = planned_gradients(options, data), gradient_seconds(options.settings, data)
+        options = replace(options, out=options.folder())
+        comparison = Comparison(options)
+        data = comparison.images
+        options.check(data)
+    total, seconds = options.planned_gradients(data), gradient_seconds(options.settings, data)
     print(
-        f"{options.describe(data)}; budgets of {', '.join(map(str, budgets))} minibatch gradients a run\n"
+        f"{options.describe(data)}; budgets of {', '.join(map(str, options.all_budgets(data)))} minibatch gradients\n"
         f"{total:,} gradients in all: {counted(max(1, round(total * seconds / 60)), 'minute')} or more on this machine "
         "(runs that are kept cost nothing); a command that is stopped leaves its table, and goes on when it is repeated"
     )
-    reports: list[BudgetReport] = []
-    text = ""
-    with explained(out), progress(unit="grad", smoothing=0.05) as bar:
-        comparison = Comparison(options, data, bar, ood, reference)
-        try:
-            for budget in budgets:
-                for report in comparison.reports(budget):
-                    reports = [*(r for r in reports if r.budget != budget), report]
-                    text = write_results(out, reports, command_line("compare", arguments))
-                draw_all(reports[-1], out)
-        except TimeIsUp:
-            bar.write(f"{options.minutes:g} minutes are over; the same command goes on from {out}")
-    if not reports:
-        print("no row is finished yet")
-        return
-    print(f"\n{text}\n\nin {out}: table.md, results.json, the figures, and every run under steps_<budget>/")
+    with explained(options.out):
+        carry_out(comparison, options, command_line("compare", arguments))
 
 
 if __name__ == "__main__":

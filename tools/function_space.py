@@ -15,28 +15,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from experiments.bandits.experiment import BanditOptions, bandits
-from experiments.function_space.images import MNIST, mnist
-from experiments.function_space.sine import Sine, sine
-from experiments.function_space.uci import UCI, uci
-from experiments.harness.options import Action, parse_command
+from experiments.bandits.experiment import BanditOptions, Bandits
+from experiments.function_space.images import MNIST, ImageEnsembles
+from experiments.function_space.sine import Sine, SinePosteriors
+from experiments.function_space.uci import UCI, Regressions
+from experiments.harness.options import parse_command
 from experiments.harness.output import command_line, explained
+from experiments.harness.study import Experiment, carry_out
 
-COMMANDS: dict[str, tuple[type, Action]] = {
-    "uci": (UCI, uci),
-    "mnist": (MNIST, mnist),
-    "sine": (Sine, sine),
-    "bandits": (BanditOptions, bandits),
+COMMANDS: dict[str, tuple[type, type[Experiment]]] = {
+    "uci": (UCI, Regressions),
+    "mnist": (MNIST, ImageEnsembles),
+    "sine": (Sine, SinePosteriors),
+    "bandits": (BanditOptions, Bandits),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     with explained():
-        options, action = parse_command(COMMANDS, arguments, __doc__)
+        options, experiment = parse_command(COMMANDS, arguments, __doc__)
     torch.set_num_threads(options.threads)
     with explained(options.out):
-        action(options, command_line("function_space", arguments))
+        carry_out(experiment(options), options, command_line("function_space", arguments))
 
 
 if __name__ == "__main__":

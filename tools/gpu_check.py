@@ -34,7 +34,7 @@ from experiments.harness.devices import synchronize
 from experiments.harness.tables import markdown, rectangular
 from torch import Tensor, nn
 
-from learned_samplers import HMC, L2E, MCLMC, SGHMC, SGLRW, AdaptedSGHMC, PosteriorSamples, SampleCollection
+from learned_samplers import HMC, L2E, MCLMC, SGHMC, SGLRW, AdaptedSGHMC, PosteriorSamples, SampleCollection, Sampler
 from learned_samplers.approximations import IVON
 from meta_tasks.datasets import ImageData
 from meta_tasks.inner_loop.schedule import Schedule
@@ -90,7 +90,7 @@ def weights(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()]).cpu()
 
 
-def resumed(make: Callable[[Any], Any], device: str, model: nn.Module, sampler: Any, steps: int) -> Tensor:
+def resumed(make: Callable[[Any], Any], device: str, model: nn.Module, sampler: Sampler, steps: int) -> Tensor:
     """The weights of a new sampler on a device after so many more steps from the state of this one."""
     state = {"model": copy.deepcopy(model.state_dict()), "sampler": copy.deepcopy(sampler.state_dict())}
     network, sampler, go = trained(make, device)

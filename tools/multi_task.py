@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments.harness.output import command_line, explained
-from experiments.multi_task.experiment import multi_task, parse
+from experiments.harness.study import carry_out
+from experiments.multi_task.experiment import MultiTask, parse
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with explained():
         options = parse(arguments, __doc__)
     with explained(options.out):
-        multi_task(options, command_line("multi_task", arguments))
+        carry_out(MultiTask(options), options, command_line("multi_task", arguments))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 import tyro
 from experiments.harness.output import command_line, explained
-from experiments.tables.comparison import TablesOptions, tables
+from experiments.harness.study import carry_out
+from experiments.tables.comparison import Tables, TablesOptions
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with explained():
         options = tyro.cli(TablesOptions, args=arguments, description=__doc__)
     with explained(options.out):
-        tables(options, command_line("tables", arguments))
+        carry_out(Tables(options), options, command_line("tables", arguments))
 
 
 if __name__ == "__main__":

@@ -10,21 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.harness.options import Action, parse_command
+import torch
+from experiments.harness.options import parse_command
 from experiments.harness.output import command_line, explained
-from experiments.toys.bias import Bias
-from experiments.toys.bias import draw as draw_bias
-from experiments.toys.regression import Regression, regression
+from experiments.harness.study import Experiment, carry_out
+from experiments.toys.bias import Bias, Biases
+from experiments.toys.regression import GapRegression, Regression
 
-COMMANDS: dict[str, tuple[type, Action]] = {"bias": (Bias, draw_bias), "regression": (Regression, regression)}
+COMMANDS: dict[str, tuple[type, type[Experiment]]] = {
+    "bias": (Bias, Biases),
+    "regression": (Regression, GapRegression),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     with explained():
-        options, action = parse_command(COMMANDS, arguments, __doc__)
+        options, experiment = parse_command(COMMANDS, arguments, __doc__)
+    torch.set_num_threads(1)
     with explained(options.out):
-        action(options, command_line("toy", arguments))
+        carry_out(experiment(options), options, command_line("toy", arguments))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Small comparisons on the embedded digits, and what they leave on disk."""
 
 import json
+import statistics
 from pathlib import Path
 
 from experiments.harness.runs.result import Result
@@ -12,7 +13,24 @@ SMALL = ["--grid", "2", "--tries", "2", "--tune-seeds", "1", "--extensions", "0"
 
 
 def numbers(out: Path) -> dict:
-    return json.loads((out / "results.json").read_text())["budgets"]
+    """Budget → row → its runs, the setting that was chosen, and those that were tried."""
+    content, budgets = json.loads((out / "results.json").read_text()), {}
+    for problem, rows in content["runs"].items():
+        for row, runs in rows.items():
+            place = {"problem": problem, "method": row}
+            chosen, *tuning = (
+                {key: value for key, value in entry.items() if key not in place}
+                for part in ("chosen", "tuning")
+                for entry in content[part]
+                if place.items() <= entry.items()
+            )
+            budgets.setdefault(problem.split()[0], {})[row] = {"runs": runs, **chosen, "tuning": tuning}
+    return budgets
+
+
+def mean(row: dict, key: str) -> float:
+    """Mean of a number over a row's runs."""
+    return statistics.fmean(run[key] for run in row["runs"])
 
 
 def read(path: Path) -> Result:

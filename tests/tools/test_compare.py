@@ -1,13 +1,13 @@
 """tools/compare.py on the embedded digits with tiny budgets: what it runs, chooses, measures, writes and reads back."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import compare
 import numpy as np
 import pytest
 import torch
-from experiments.compare.comparison import Comparison
 from experiments.compare.options import parse_compare
 from experiments.harness.run_store import RunStore
 from experiments.harness.runs.measures import common_start, explored, modes
@@ -43,7 +43,7 @@ def chain(whole):
     out, arguments = whole
     options = parse_compare(arguments)
     data, _ = options.load()
-    result = read(out / numbers(out)["40"]["methods"]["SGHMC"]["runs"][0]["file"])
+    result = read(out / numbers(out)["40"]["SGHMC"]["runs"][0]["file"])
     return result, Runs(data, {}, RunStore(out / "steps_40")).samples(result, options.settings), data, options.settings
 
 
@@ -57,9 +57,9 @@ def test_every_method_gets_the_same_gradients_and_leaves_its_files(whole):
     out, _ = whole
     assert tuple(numbers(out)) == BUDGETS, "from the smallest budget to the largest"
     for budget, content in numbers(out).items():
-        assert list(content["methods"]) == list(EVERYTHING)
-        for name, method in content["methods"].items():
-            assert [each["gradient_evaluations"] for each in method["runs"]] == [int(budget)] * 2
+        assert list(content) == list(EVERYTHING)
+        for name, method in content.items():
+            assert [each["gradients"] for each in method["runs"]] == [int(budget)] * 2
             assert [each["seed"] for each in method["runs"]] == [0, 1]
             assert all((out / each["file"]).is_file() for each in method["runs"])
             samples = {"SGD": 1, "AdamEnsemble": 2}.get(name, 8)
@@ -69,19 +69,18 @@ def test_every_method_gets_the_same_gradients_and_leaves_its_files(whole):
 
 
 def test_the_setting_with_the_lowest_validation_nll_is_taken_and_goes_on_to_the_larger_budget(whole):
-    small, large = (content["methods"] for content in numbers(whole[0]).values())
+    small, large = (content for content in numbers(whole[0]).values())
     for name in EVERYTHING:
         assert len(small[name]["tuning"]) == 2
-        best = min(small[name]["tuning"], key=lambda trial: trial["validation_nll"])
-        del best["validation_nll"], best["seeds"]
-        assert {key: small[name][key] for key in best} == best
+        best = min(small[name]["tuning"], key=lambda trial: trial["score"])
+        assert {key: small[name][key] for key in ("lr", "also")} == {key: best[key] for key in ("lr", "also")}
         assert [trial["lr"] for trial in large[name]["tuning"]] == [best["lr"]]
 
 
 def test_runs_that_only_tune_never_see_the_test_images(whole):
     out, _ = whole
     for budget, content in numbers(out).items():
-        final = {each["file"] for method in content["methods"].values() for each in method["runs"]}
+        final = {each["file"] for method in content.values() for each in method["runs"]}
         for path in (out / f"steps_{budget}" / "runs").glob("*.json"):
             scores = json.loads(path.read_text())["result"]["scores"]
             assert bool(scores) == (f"steps_{budget}/runs/{path.name}" in final), path.name
@@ -92,16 +91,13 @@ def test_the_tables_say_what_the_json_says(whole):
     table = (out / "table.md").read_text()
     headings = (("accuracy", "accuracy"), ("nll", "NLL"), ("ece", "ECE"), ("brier", "Brier"), ("kld", "KLD"))
     for budget, content in numbers(out).items():
-        methods = content["methods"]
+        methods = content
         first = [run["nll"] for run in methods["SGHMC"]["runs"]]
         for name, method in methods.items():
             for key, column in headings:
                 values = [each[key] for each in method["runs"] if key in each]
                 text = f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}" if values else "–"
-                assert cells(table, f"### {budget} gradients", method["label"], column) == text
-                if values:
-                    assert method["mean"][key] == pytest.approx(np.mean(values))
-                    assert method["std"][key] == pytest.approx(np.std(values, ddof=1))
+                assert cells(table, f"### {budget} gradients", name, column) == text
             part, header = part_of(table, budget, "tries")
             nlls = [run["nll"] for run in method["runs"]]
             differences = np.subtract(nlls, first)
@@ -110,14 +106,14 @@ def test_the_tables_say_what_the_json_says(whole):
                 "tries": "2" if budget == "40" else "1",
                 "median NLL": f"{np.median(nlls):.4f}",
                 "worst NLL": f"{max(nlls):.4f}",
-                "difference": "–" if name == "SGHMC" else f"{differences.mean():+.4f}",
-                "± seeds": "–" if name == "SGHMC" else f"{error:.4f}",
+                "difference": "–" if name == "SGHMC" else f"{differences.mean():.4f} ± {error:.4f}",
             }.items():
-                assert cells(part, header, method["label"], column) == text, column
-            barrier = (method["health"]["modes"] or {}).get("barrier")
+                assert cells(part, header, name, column) == text, column
+            barriers = [run.get("barrier") for run in method["runs"]]
             part, header = part_of(table, budget, "barrier")
-            text = "–" if barrier is None else f"{barrier:.4f}"
-            assert cells(part, header, method["label"], "barrier [nats]") == text
+            text = "–" if barriers[0] is None else f"{barriers[0]:.4f}"
+            assert barriers[1] is None, "of rows that are tuned it is measured of the first seed"
+            assert cells(part, header, name, "barrier [nats]") == text
 
 
 def test_the_numbers_of_a_run_are_those_of_its_samples(chain):
@@ -144,14 +140,14 @@ def test_the_numbers_of_a_run_are_those_of_its_samples(chain):
 
 def test_out_of_distribution_scores_and_distances_to_a_reference(whole):
     out, _ = whole
-    for method in numbers(out)["40"]["methods"].values():
+    for method in numbers(out)["40"].values():
         for run in method["runs"]:
             saved = load_file(out / f"steps_40/predictions/{Path(run['file']).stem}.safetensors")
-            scores = run["ood"]["photos"]
-            assert scores["auroc"] == pytest.approx(metrics.ood_auroc(saved["test"], saved["ood_photos"]))
+            assert run["AUROC photos"] == pytest.approx(metrics.ood_auroc(saved["test"], saved["ood_photos"]))
             p = saved["ood_photos"].double().clamp_min(1e-30)
-            assert scores["mean_entropy"] == pytest.approx(float(-(p * p.log()).sum(1).mean()), rel=1e-5)
-            assert run["ood"]["digits"]["auroc"] == pytest.approx(0.5, abs=1e-3), "the test images themselves"
+            entropy = float(-(p * p.log()).sum(1).mean())
+            assert run["entropy photos [nats]"] == pytest.approx(entropy, rel=1e-5)
+            assert run["AUROC digits"] == pytest.approx(0.5, abs=1e-3), "the test images themselves"
             distance = 0.5 * (saved["test"] - 0.1).abs().sum(1).mean().item()
             assert run["total_variation"] == pytest.approx(distance, rel=1e-4)
     table = (out / "table.md").read_text()
@@ -172,9 +168,8 @@ def test_corruptions_are_scored_at_every_severity_and_averaged_in_tables(whole, 
                 found = result.corruptions["scores"][name][key][severity - 1]
                 assert found == pytest.approx(getattr(metrics, key)(p, y), rel=1e-4), (name, severity, key)
     assert result.corruptions["scores"]["none"]["nll"] == pytest.approx([metrics.nll(samples.predict(x), y)], rel=1e-4)
-    methods, table = numbers(out)["40"]["methods"], (out / "table.md").read_text()
+    methods, table = numbers(out)["40"], (out / "table.md").read_text()
     scores = [read(out / run["file"]).corruptions["scores"] for run in methods["SGD"]["runs"]]
-    assert [each["scores"] for each in methods["SGD"]["corruptions"]] == scores
     worst = [np.mean([each[name]["accuracy"][4] for name in RECREATED]) for each in scores]
     lines = table[table.index("| accuracy at severity") :].splitlines()
     row = next(line for line in lines if line.startswith("| SGD "))
@@ -188,10 +183,10 @@ def test_convergence_is_that_of_the_chain_layer_by_layer(whole, chain):
     assert set(result.converged) == {"all", *samples[0]}
     for name in samples[0]:
         assert result.converged[name] == diagnostics.converged_share(samples.to_arviz(parameters=[name]))
-    methods, table = numbers(out)["40"]["methods"], (out / "table.md").read_text()
-    assert "converged" not in methods["SGD"]["mean"], "a single network is no chain"
+    methods, table = numbers(out)["40"], (out / "table.md").read_text()
+    assert "converged" not in methods["SGD"]["runs"][0], "a single network is no chain"
     both = [read(out / run["file"]).converged for run in methods["SGHMC"]["runs"]]
-    assert methods["SGHMC"]["mean"]["converged"] == pytest.approx(np.mean([each["all"] for each in both]))
+    assert [run["converged"] for run in methods["SGHMC"]["runs"]] == [each["all"] for each in both]
     header, _, first, *_ = table[table.index("| cR̂ < 1.1 of the layer") :].splitlines()
     chains = [cell.strip().partition(" ")[0] for cell in header.split("|")[2:-1]]
     assert chains == ["SGHMC", "L2E"]
@@ -207,8 +202,8 @@ def test_an_interrupted_command_goes_on_and_a_finished_one_repeats_nothing(whole
     compare.main(arguments)
     again = {path for path in out.glob("steps_*/runs/*.json") if stamps.get(path) != path.stat().st_mtime_ns}
     assert again == {gone}, "only the run that was missing is repeated"
-    del before["80"]["methods"]["SGD"]
-    assert all(numbers(out)["80"]["methods"][name] == found for name, found in before["80"]["methods"].items())
+    del before["80"]["SGD"]
+    assert all(numbers(out)["80"][name] == found for name, found in before["80"].items())
 
 
 def test_what_is_asked_for_later_is_measured_of_the_runs_that_are_there_and_of_all_seeds_or_none(tmp_path):
@@ -217,7 +212,7 @@ def test_what_is_asked_for_later_is_measured_of_the_runs_that_are_there_and_of_a
 
     def measured(*more):
         compare.main([*arguments, *more])
-        return read(tmp_path / numbers(tmp_path)["20"]["methods"]["SGHMC"]["runs"][0]["file"])
+        return read(tmp_path / numbers(tmp_path)["20"]["SGHMC"]["runs"][0]["file"])
 
     result = measured("--seeds", "1")
     assert result.corruptions is result.converged is None
@@ -228,32 +223,29 @@ def test_what_is_asked_for_later_is_measured_of_the_runs_that_are_there_and_of_a
         assert all(heading in (tmp_path / "table.md").read_text() for heading in headings)
     measured("--seeds", "2")
     assert not any(heading in (tmp_path / "table.md").read_text() for heading in headings)
-    found = numbers(tmp_path)["20"]["methods"]["SGHMC"]
-    assert "converged" not in found["mean"]
-    assert found["corruptions"] == []
+    assert "converged" not in numbers(tmp_path)["20"]["SGHMC"]["runs"][0]
 
 
 def test_a_method_that_diverges_everywhere_costs_only_its_row(tmp_path, monkeypatch):
-    tune = Comparison._tune
-    why = "it diverged at every learning rate of [0.1]"
-    asked, lost = [], {"SGLD"}
+    tried, lost, run = [], {"SGLD"}, Runs.run
 
-    def diverging(self, method, budget):
-        asked.append((method, budget))
-        if method in lost:
-            raise RuntimeError(why)
-        return tune(self, method, budget)
+    def diverging(self, settings, method, lr, seed, *names, test):
+        tried.append((method, settings.steps, lr))
+        result = run(self, settings, method, lr, seed, *names, test=test)
+        return replace(result, diverged="so", validation_nll=None) if method in lost else result
 
-    monkeypatch.setattr(Comparison, "_tune", diverging)
+    monkeypatch.setattr(Runs, "run", diverging)
     arguments = [*TINY, *SMALL, "--sampler", "SGLD", "SGHMC", "--budgets", "20", "40", "--seeds", "2"]
     compare.main([*arguments, "--out", str(tmp_path / "one")])
-    content = numbers(tmp_path / "one")
-    assert list(content["20"]["methods"]) == ["SGHMC"]
-    assert content["20"]["lost"] == {"SGLD": why}
-    assert f"- **SGLD has no row**: {why}." in (tmp_path / "one" / "table.md").read_text()
+    assert {budget: list(rows) for budget, rows in numbers(tmp_path / "one").items()} == {
+        "20": ["SGHMC"],
+        "40": ["SGHMC"],
+    }
+    table = (tmp_path / "one" / "table.md").read_text()
+    why = "SGLD has no row, it diverged at every learning rate of [0.05, 0.1]"
+    assert f"- 20 gradients: {why}\n- 40 gradients: {why}, at 20 gradients" in table
     # At a further budget it does not get its tries once more.
-    assert asked == [("SGLD", 20), ("SGHMC", 20), ("SGHMC", 40)]
-    assert content["40"]["lost"] == {"SGLD": f"at 20 gradients {why}"}
+    assert [steps for method, steps, _ in tried if method == "SGLD"] == [20, 20]
     lost.add("SGHMC")
-    with pytest.raises(SystemExit, match=r"20 gradients: SGLD: it diverged .*; SGHMC: it diverged"):
+    with pytest.raises(SystemExit, match=r"20 gradients, SGLD: it diverged .*; 20 gradients, SGHMC: it diverged"):
         compare.main([*arguments, "--out", str(tmp_path / "none")])

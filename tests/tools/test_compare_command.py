@@ -15,7 +15,7 @@ from experiments.harness.runs.methods import METHODS
 from experiments.harness.runs.result import Result
 from experiments.harness.runs.runner import Runs
 from experiments.harness.runs.settings import Settings
-from tqdm import tqdm
+from experiments.harness.study import Study
 
 from meta_tasks.datasets import ImageData
 from tests.tools.compare_cases import TINY
@@ -27,26 +27,37 @@ def test_an_interrupt_says_that_finished_runs_are_kept(tmp_path):
         raise KeyboardInterrupt
 
 
-def test_a_comparison_extends_and_halves(tmp_path, monkeypatch):
-    """The whole of `Comparison.tune`, with the validation NLL a known function of learning rate and temperature."""
-    options = [*TINY, "--sampler", "PSGLD", "--budgets", "10", "20", "40", "--grid", "3", "--tries", "6", "--keep", "2"]
-    options += ["--extensions", "2", "--tune-seeds", "2", "--values", "temperature=1,.1", "--out", str(tmp_path)]
-    options = parse_compare(options)
-    data, _ = options.load()
-    calls = []
+def study_of(arguments, run, monkeypatch):
+    """A study of a comparison whose runs are results that ``run`` makes of method, settings, learning rate and seed."""
 
-    def fake(self, settings, method, lr, seed, *, bar, **_):
-        calls.append((settings.steps, lr, settings.temperature, seed))
-        bar.update(settings.steps)
-        # The best rate goes down as the budget grows; the cold posterior is better at all of them.
-        nll = abs(math.log(lr * settings.steps / 0.02)) + settings.temperature + 0.01 * seed
-        return Result(method, lr, seed, {}, validation_nll=nll)
+    def fake(self, settings, method, lr, seed, *names, test):
+        nll = run(method, settings, lr, seed)
+        return Result(
+            method, lr, seed, {}, validation_nll=nll, diverged="so" if nll is None else None, row=str(settings)
+        )
 
     monkeypatch.setattr(Runs, "run", fake)
-    with tqdm(disable=True) as bar:
-        comparison = Comparison(options, data, bar)
-        assert bar.total == ((6 + 2) * 2 + 3) * 10 + ((2 + 2) * 2 + 3) * (20 + 40), "three final runs at each budget"
-        chosen = [comparison.tune("PSGLD", budget).chosen for budget in (10, 20, 40)]
+    monkeypatch.setattr(Runs, "discard_samples", lambda self, result: None)
+    options = parse_compare(arguments)
+    return Study(Comparison(options), options)
+
+
+def test_a_comparison_extends_and_halves(tmp_path, monkeypatch):
+    """With the validation NLL a known function of learning rate and temperature."""
+    options = [*TINY, "--sampler", "PSGLD", "--budgets", "10", "20", "40", "--grid", "3", "--tries", "6", "--keep", "2"]
+    options += ["--extensions", "2", "--tune-seeds", "2", "--values", "temperature=1,.1", "--out", str(tmp_path)]
+    calls = []
+
+    def run(method, settings, lr, seed):
+        calls.append((settings.steps, lr, settings.temperature, seed))
+        # The best rate goes down as the budget grows; the cold posterior is better at all of them.
+        return abs(math.log(lr * settings.steps / 0.02)) + settings.temperature + 0.01 * seed
+
+    study = study_of(options, run, monkeypatch)
+    images = study.experiment.images
+    final = 3  # runs at each budget
+    assert study.options.planned_gradients(images) == ((6 + 2) * 2 + final) * 10 + ((2 + 2) * 2 + final) * (20 + 40)
+    chosen = [study.tuning(problem, "PSGLD").chosen for problem in study.experiment.problems()]
     assert [setting.lr for setting in chosen] == [0.002, 0.001, 0.0005]
     assert {setting.also for setting in chosen} == {(("temperature", 0.1),)}
     for budget, tries in ((10, 8), (20, 4), (40, 4)):
@@ -57,34 +68,25 @@ def test_a_comparison_extends_and_halves(tmp_path, monkeypatch):
 
 def test_a_method_as_it_comes_has_the_rate_of_each_budget(tmp_path, monkeypatch):
     options = [*TINY, "--sampler", "AdaptedAsItComes", "--budgets", "20", "200", "--temperature", "0.1"]
-    options = parse_compare([*options, "--out", str(tmp_path)])
-    data, _ = options.load()
-    assert 20 <= data.num_data / 16 < 200
-    monkeypatch.setattr(
-        *(Runs, "run"), lambda self, settings, method, lr, seed, **_: Result(method, lr, seed, {}, validation_nll=1.0)
-    )
-    with tqdm(disable=True) as bar:
-        comparison = Comparison(options, data, bar)
-        chosen = [comparison.tune("AdaptedAsItComes", budget).chosen.lr for budget in (20, 200)]
-    assert chosen == [0.003, 0.002]
+    study = study_of([*options, "--out", str(tmp_path)], lambda *_: 1.0, monkeypatch)
+    assert 20 <= study.experiment.images.num_data / 16 < 200
+    problems = study.experiment.problems()
+    assert [study.tuning(problem, "AdaptedAsItComes").chosen.lr for problem in problems] == [0.003, 0.002]
 
 
 def test_a_method_whose_settings_diverge_tries_as_many_as_the_others(tmp_path, monkeypatch):
     options = [*TINY, "--sampler", "PSGLD", "SGD", "--budgets", "10", "20", "--tries", "4", "--keep", "3"]
-    options = parse_compare([*options, "--extensions", "1", "--tune-seeds", "1", "--out", str(tmp_path)])
-    (data, _), tried = options.load(), []
+    tried = []
 
-    def fake(self, settings, method, lr, seed, *, bar, **_):
+    def run(method, settings, lr, seed):
         tried.append((method, settings.steps))
         broken = method == "PSGLD" and tried.count((method, 10)) > 1 and settings.steps == 10
-        return Result(method, lr, seed, {}, validation_nll=None if broken else lr, diverged="so" if broken else None)
+        return None if broken else lr
 
-    monkeypatch.setattr(Runs, "run", fake)
-    with tqdm(disable=True) as bar:
-        comparison = Comparison(options, data, bar)
-        for budget in (10, 20):
-            for method in ("PSGLD", "SGD"):
-                comparison.tune(method, budget)
+    study = study_of([*options, "--extensions", "1", "--tune-seeds", "1", "--out", str(tmp_path)], run, monkeypatch)
+    for problem in study.experiment.problems():
+        for method in ("PSGLD", "SGD"):
+            study.tuning(problem, method)
     assert {each: tried.count(each) for each in tried} == {
         (method, budget): tries for method in ("PSGLD", "SGD") for budget, tries in ((10, 5), (20, 4))
     }

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import compare
-import numpy as np
 import pytest
 from experiments.harness.tables import spread
 from safetensors.torch import load_file
@@ -22,11 +21,11 @@ SMALL = ["--dataset", "digits", "--model", "mlp", "--hidden", "8", "--steps", "6
 
 def methods_of(folder):
     (budget,) = numbers(folder).values()
-    return budget["methods"]
+    return budget
 
 
 def test_the_script_runs_as_a_user_runs_it(tmp_path):
-    rows = ["SGD", "DeepEnsemble", "SGHMC", "AdaptedSGHMC", "WhitenedSGHMC"]
+    rows = ["SGD", "DeepEnsemble", "SGHMC"]
     command = [sys.executable, "tools/compare.py", *TINY, "--given-settings", "--ood", "photos", "--seeds", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -34,15 +33,15 @@ def test_the_script_runs_as_a_user_runs_it(tmp_path):
         **dict(cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300),
     )
     assert done.returncode == 0, done.stderr
-    assert "200 gradients in all: 1 minute or more" in done.stdout
+    assert "120 gradients in all: 1 minute or more" in done.stdout
     for text in ("accuracy", "NLL", "ECE", "Brier", "AUROC photos", "seconds", "±", "DeepEnsemble"):
         assert text in done.stdout
     methods = methods_of(tmp_path)
     assert list(methods) == rows
     for method in methods.values():
-        assert [run["gradient_evaluations"] for run in method["runs"]] == [20, 20]
+        assert [run["gradients"] for run in method["runs"]] == [20, 20]
         assert method["tuning"] == []
-    assert len(list((tmp_path / "steps_20" / "samples").glob("*.safetensors"))) == 10
+    assert len(list((tmp_path / "steps_20" / "samples").glob("*.safetensors"))) == 6
     assert not list((tmp_path / "state").glob("*")), "states of finished runs are removed"
 
 
@@ -56,24 +55,7 @@ def test_a_method_as_it_comes_gives_as_many_samples_as_were_asked_for(tmp_path, 
     """All of them after its own warm-up, which is longer than the usual burn-in; chains share them."""
     compare.main([*SMALL, "--sampler", method, "--ensemble-size", "2", "--seeds", "1", "--out", str(tmp_path)])
     (run,) = methods_of(tmp_path)[method]["runs"]
-    assert (run["num_samples"], run["gradient_evaluations"]) == (samples, 60)
-
-
-def test_a_reference_takes_the_place_of_hmc(tmp_path):
-    arguments = [*TINY, "--given-settings", "--sampler", "SGD", "--seeds", "1", "--out", str(tmp_path / "out")]
-    compare.main(arguments)
-    (saved,) = (tmp_path / "out" / "steps_20" / "predictions").glob("*.safetensors")
-    own = load_file(saved)["test"].double()
-    # The same predictions, but for the first half of the images, where half of all probability has moved.
-    other, half = own.clone(), len(own) // 2
-    other[:half] = 0.5 * own[:half] + 0.5 * own[:half].roll(1, dims=1)
-    np.save(tmp_path / "reference.npy", other.numpy())
-    compare.main([*arguments, "--reference", str(tmp_path / "reference.npy")])
-    (run,) = methods_of(tmp_path / "out")["SGD"]["runs"]
-    distance = 0.5 * (own - other).abs().sum(1).mean().item()
-    assert distance > 0.01
-    assert run["total_variation"] == pytest.approx(distance, rel=1e-4)
-    assert run["agreement"] == pytest.approx((own.argmax(1) == other.argmax(1)).double().mean().item())
+    assert (run["num_samples"], run["gradients"]) == (samples, 60)
 
 
 def test_with_hmc_every_run_is_compared_with_its_chains_of_other_seeds(tmp_path):
@@ -108,7 +90,7 @@ def test_a_command_that_runs_out_of_minutes_leaves_its_table_and_goes_on(tmp_pat
     compare.main([*arguments, str(tmp_path / "whole")])
     state = tmp_path / "state"
     compare.main([*arguments, str(tmp_path / "out"), "--state", str(state), "--minutes", "0"])
-    assert "0 minutes are over; the same command goes on" in capsys.readouterr().out
+    assert "the time is up; the same command goes on" in capsys.readouterr().out
     (path,) = state.glob("*.pt")
     assert path.name.startswith("steps_60_SGD")
     assert path.stat().st_size < 200_000
@@ -124,7 +106,7 @@ def test_a_command_that_runs_out_of_minutes_leaves_its_table_and_goes_on(tmp_pat
 
 def test_runs_beside_each_other_give_the_same_table(tmp_path):
     arguments = [*SMALL, "--sampler", "SGD", "SGHMC", "--tries", "2", "--grid", "2", "--extensions", "0", "--values"]
-    arguments += ["temperature=0.1", "weight_decay=0", "--tune-seeds", "1", "--seeds", "2", "--momentum-decay", "0.1"]
+    arguments += ["temperature=0.1", "weight_decay=0", "--tune-seeds", "1", "--seeds", "1", "--momentum-decay", "0.1"]
     compare.main([*arguments, "--out", str(tmp_path / "one")])
     compare.main([*arguments, "--out", str(tmp_path / "two"), "--jobs", "2"])
     for name, method in methods_of(tmp_path / "one").items():

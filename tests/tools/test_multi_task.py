@@ -7,19 +7,10 @@ import json
 import multi_task
 import numpy as np
 import pytest
-import torch
 from experiments.multi_task import experiment
 from experiments.multi_task.methods import METHODS
 
 EVERY = tuple(name for name, method in METHODS.items() if not method.separate)
-
-
-@pytest.fixture(autouse=True)
-def _restore_threads():
-    """The script sets torch's number of threads for the whole process."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

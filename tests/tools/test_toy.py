@@ -14,7 +14,8 @@ from toy import main
 
 def test_the_bias_of_linear_steps_is_the_closed_form_and_figures_are_written(tmp_path, capsys):
     main(["bias", "--samplers", "SGLD", "SGHMC", "AdaptedSGHMC", "EntropyMCMC", "--out", str(tmp_path)])
-    found = json.loads((tmp_path / "results.json").read_text())["curves"]
+    runs = json.loads((tmp_path / "results.json").read_text())["runs"]["bias"]
+    found = {name: run["curves"] for name, (run,) in runs.items()}
     a = bias.DECAY
     for x, error, _ in found["SGLD"]["full gradients"]:
         assert error == pytest.approx(1 / (1 - x / 2) - 1, rel=1e-6)

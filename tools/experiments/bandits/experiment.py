@@ -18,8 +18,8 @@ from experiments.bandits.problems import Bandit, mushroom, read_mushrooms, wheel
 from experiments.harness.figures import grid_lines, new_figure
 from experiments.harness.options import DataOptions, RunOptions, names_once, one_of
 from experiments.harness.output import counted
-from experiments.harness.run_store import fingerprint
-from experiments.harness.study import Experiment, Findings, Job, Measure, carry_out
+from experiments.harness.run_store import RunStore, fingerprint
+from experiments.harness.study import Experiment, Findings, Job, Measure, Stores
 
 POINTS = 200  # of a regret curve that are kept
 #: Radii δ of the wheel by the problem's name.
@@ -97,7 +97,7 @@ class Bandits(Experiment):
             return mushroom(*self.mushrooms, rounds, generator)
         return wheel(WHEELS[problem], rounds, generator)
 
-    def run(self, job: Job, store: Any) -> dict[str, Any]:
+    def run(self, job: Job, store: RunStore) -> dict[str, Any]:
         """Relative regret in % after ``rounds``, and how often each arm was taken."""
         scales, start = SCALES[job.problem.partition("_")[0]], time.perf_counter()
         bandit = self.bandit(job.problem, job.seed)
@@ -113,7 +113,7 @@ class Bandits(Experiment):
             "seconds": time.perf_counter() - start,
         }
 
-    def figure(self, path: Path, findings: Findings, store: Any) -> None:
+    def figure(self, path: Path, findings: Findings, store: Stores) -> None:
         """Draw a panel a problem: relative regret against rounds, the mean over seeds and its standard deviation."""
         width = min(3, len(findings.runs))
         height = -(-len(findings.runs) // width)
@@ -139,8 +139,3 @@ class Bandits(Experiment):
         handles, labels = axes[0].get_legend_handles_labels()
         fig.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 2 * width))
         fig.savefig(path, dpi=110)
-
-
-def bandits(options: BanditOptions, command: str) -> Findings:
-    """Play everything, and write table, figure and numbers."""
-    return carry_out(Bandits(options), options, command)

@@ -1,252 +1,237 @@
-"""Tuning and running every row at every budget."""
+"""Declaration of a comparison: every row, tuned and run at every budget of minibatch gradients."""
 
 from __future__ import annotations
 
-import multiprocessing
+import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from tqdm import tqdm
 
-from experiments.compare.corruptions import NONE, CorruptedImages
+from experiments.compare.corruptions import NONE, CorruptedImages, corruption_tables
+from experiments.compare.figures import draw_all
 from experiments.compare.options import CompareOptions
-from experiments.compare.report import BudgetReport
+from experiments.compare.presets import PRESETS
+from experiments.compare.report import DISTANCES, HEALTH, NOTES, PAIRS, ROBUST, SCORES, layers, numbers
+from experiments.compare.report import out_of_distribution as ood_measures
 from experiments.harness.run_store import RunStore
-from experiments.harness.runs.checkpoint import TimeIsUp
-from experiments.harness.runs.networks import own_network
-from experiments.harness.runs.result import Result
-from experiments.harness.runs.runner import Resume, Runs, predictions, store_for
+from experiments.harness.runs.result import Result, label
+from experiments.harness.runs.runner import Resume, Runs, fingerprint_of, predictions
 from experiments.harness.runs.settings import Settings
 from experiments.harness.runs.trials import Setting, proposal
+from experiments.harness.study import Experiment, Findings, Job, Run, Stores, Study
 from experiments.harness.tables import finished
-from experiments.harness.tuning import Tuning, score_text, tune
+from experiments.harness.tuning import Tuning, tune
 from learned_samplers import metrics
-from meta_tasks.datasets import ImageData
 from meta_tasks.datasets.corruptions import RECREATED
 
 
-def planned_gradients(options: CompareOptions, data: ImageData) -> int:
-    """Gradients of all runs."""
-    budgets, tuned = options.all_budgets(data), options.tune_budget
-    every = [*budgets, tuned] if tuned is not None else budgets
-    trials = sum(b * options.tries_at(b, data, name) * options.tune_seeds for b in every for name in options.sampler)
-    finals = sum(b * options.row(name).times * len(options.seeds_of(name)) for b in budgets for name in options.sampler)
-    return trials + finals
+def gradients(problem: str) -> int:
+    """The budget that a problem is, "400 gradients"."""
+    return int(problem.split()[0])
 
 
-@dataclass(frozen=True)
-class Job:
-    """A run of a row; ``test``: it is scored on the test images."""
-
-    name: str
-    setting: Setting
-    budget: int
-    seed: int
-    test: bool
+def problem_of(budget: int) -> str:
+    return f"{budget} gradients"
 
 
-class Comparison:
-    """Tunes and runs every row at one budget after the other."""
+class Comparison(Experiment):
+    """A problem is a budget; a method is a row.
 
-    def __init__(
-        self,
-        options: CompareOptions,
-        data: ImageData,
-        bar: Any,
-        ood: Mapping[str, ImageData] | None = None,
-        reference: Tensor | None = None,
-        store: RunStore | None = None,
-    ) -> None:
-        self.options, self.data, self.bar, self.reference = options, data, bar, reference
-        ood = ood or {}
-        store = store or store_for(options.folder(), data, ood, fresh=options.fresh)
+    Attributes:
+        results: finished runs, by their file below the folder of the results.
+    """
+
+    note = NOTES
+
+    def __init__(self, options: CompareOptions) -> None:
+        super().__init__(options)
+        self.images, self.ood = options.load()
+        self.reference = options.load_reference(self.images)
+        self.alternatives = options.alternatives(self.images)
+        self.tuning_seeds = options.tuning_seeds()
         end = None if options.minutes is None else time.monotonic() + 60 * options.minutes
-        resume = Resume(options.state or options.folder() / "state", options.state_minutes, end)
-        budgets = dict.fromkeys((*options.all_budgets(data), options.tune_budget or 0))
-        self.runs = {b: Runs(data, ood, store.below(f"steps_{b}"), resume) for b in budgets if b}
-        self.candidates: dict[str, list[Setting]] = {}
-        self.tuned: dict[tuple[str, int], Tuning[Setting, Result]] = {}
-        #: Rows that diverged at every setting, and at which budget.
-        self.lost: dict[str, str] = {}
-        self.report_of: dict[int, BudgetReport] = {}
-        self.alternatives = options.alternatives(data)
-        if bar is not None:
-            bar.reset(total=planned_gradients(options, data))
+        self.resume = Resume(options.state or options.folder() / "state", options.state_minutes, end)
+        self.results: dict[str, Result] = {}
+        self.best: dict[str, list[Setting]] = {}  # of each row, the settings that the next budget tries
+        self.diverged: dict[str, str] = {}  # rows that diverged at every setting of a budget
 
-    def run(self, job: Job) -> Result:
-        """A run of a row at one of its settings."""
-        method, described = self.options.row(job.name).method, self.describe(job.setting)
-        return self.runs[job.budget].run(
-            *(self.settings(job.name, job.budget, job.setting), method, job.setting.lr, job.seed),
-            title=f"{job.budget} gradients, {job.name}, {described}, seed {job.seed}",
-            bar=self.bar,
-            test=job.test,
-            variant=job.setting.variant,
-            row=job.name,
-        )
+    def problems(self) -> Sequence[str]:
+        return [problem_of(budget) for budget in self.options.all_budgets(self.images)]
 
-    def settings(self, name: str, budget: int, setting: Setting) -> Settings:
-        """Settings of a run: those of the comparison and its row, with the budget and what is tuned."""
-        tuned: dict[str, Any] = dict(setting.also)
-        return replace(self.options.run_settings(name, budget), **tuned)
+    def methods(self, problem: str) -> Sequence[str]:
+        return self.options.sampler
 
-    def describe(self, setting: Setting) -> str:
-        return ", ".join(filter(None, (f"lr {setting.lr:g}", setting.text(self.data.num_data))))
+    def seeds(self, problem: str, method: str) -> Sequence[int]:
+        return self.options.seeds_of(method)
 
-    def beside(self, jobs: Sequence[Job]) -> None:
-        """Make runs side by side, if the options say so; they are read back afterwards, one after the other."""
-        jobs = [job for job in jobs if job.budget in self.runs]
-        if self.options.jobs == 1 or len(jobs) < 2:
-            return
-        # The store of this process locks the folder for all of them.
-        self.runs[jobs[0].budget].store.begin("none")
-        context = multiprocessing.get_context("spawn")
-        with context.Pool(min(self.options.jobs, len(jobs)), _prepare, (self.options,)) as pool:
-            for job, error in zip(jobs, pool.imap(_work, jobs)):
-                if error:
-                    tqdm.write(f"{job.name}, {self.describe(job.setting)}, seed {job.seed}: {error}")
+    def data(self, problem: str) -> str:
+        return fingerprint_of(self.images, self.ood)
 
-    def tune(self, name: str, budget: int) -> Tuning[Setting, Result]:
-        """All trials of a row at a budget; afterwards its candidates are those to be tried at the next."""
-        if name in self.lost:
-            raise RuntimeError(self.lost[name])
-        at = budget if self.options.is_given(name) else self.options.tune_budget or budget
+    def folder(self, problem: str) -> str:
+        return f"steps_{gradients(problem)}"
+
+    # ------------------------------------------------------------------------------------------------------ tuning
+
+    def _tuned_at(self, problem: str, method: str) -> str:
+        """The budget at which a row is tuned."""
+        budget = None if self.options.is_given(method) else self.options.tune_budget
+        return problem if budget is None else problem_of(budget)
+
+    def choices(self, problem: str, method: str) -> Sequence[Setting]:
+        return self.best.get(method) or self.options.candidates(method, self.images, gradients(problem))
+
+    def trials(self, problem: str, method: str) -> list[Job]:
+        at = self._tuned_at(problem, method)
+        if self.options.is_given(method) or (at, method) in self.findings.tuning or method in self.diverged:
+            return []
+        return [Job(at, method, s, seed, tuning=True) for s in self.choices(at, method) for seed in self.tuning_seeds]
+
+    def tune(self, problem: str, method: str, study: Study) -> Tuning[Any, Run]:
+        """Trials at a budget: new ones at the smallest, the best of it (successive halving) and some more at others."""
+        options, at = self.options, self._tuned_at(problem, method)
+        if options.is_given(method):
+            (setting,) = self.choices(problem, method)
+            if rate_of := options.row(method).rate_of:
+                setting = Setting(study.tuning(problem, rate_of).chosen.lr)
+            return Tuning(self.score_of, fixed=setting)
+        if at != problem:
+            return study.tuning(at, method)
+        if method in self.diverged:
+            raise RuntimeError(self.diverged[method])
         try:
-            if (name, at) not in self.tuned:
-                self.tuned[name, at] = self._tune(name, at)
+            tuning = tune(
+                self.choices(problem, method),
+                lambda setting, seed: study.run(Job(problem, method, setting, seed, tuning=True)),
+                self.score_of,
+                seeds=self.tuning_seeds,
+                tries=options.tries_at(gradients(problem), self.images, method),
+                propose=lambda tuning: proposal(tuning, self.alternatives),
+            )
         except RuntimeError as error:
-            self.lost[name] = f"at {at} gradients {error}"
-            tqdm.write(f"{at} gradients, {name}: {error}")
+            self.diverged[method] = f"{error}, at {problem}"
             raise
-        return self.tuned[name, at]
-
-    def _tune(self, name: str, budget: int) -> Tuning[Setting, Result]:
-        options = self.options
-        if options.is_given(name):
-            (setting,) = options.candidates(name, self.data, budget)
-            if rate_of := options.row(name).rate_of:
-                chosen = self.tune(rate_of, budget).chosen
-                setting = replace(chosen, also=())
-            return Tuning(lambda result: result.validation_nll, {setting: []}, fixed=setting)
-        tries = options.tries_at(budget, self.data, name)
-        tuning = tune(
-            self._settings_to_try(name, budget),
-            lambda setting, seed: self.run(Job(name, setting, budget, seed, test=options.tune_by == "distance")),
-            lambda result: self.score(result, budget),
-            seeds=options.tuning_seeds(),
-            tries=tries,
-            propose=lambda tuning: proposal(tuning, self.alternatives),
-        )
-        self.candidates[name] = tuning.ranked()[: options.keep]
-        measure = "validation NLL" if options.tune_by == "validation" else "distance"
-        edge = ", at the edge of what was tried" if len(tuning.trials) > 1 and tuning.edges() else ""
-        tqdm.write(
-            f"{budget} gradients, {name}: {self.describe(tuning.chosen)} has the lowest {measure}, "
-            f"{score_text(tuning.mean(tuning.chosen))}, of {len(tuning.trials)} settings{edge}"
-        )
+        self.best[method] = tuning.ranked()[: options.keep]
+        for setting, trials in tuning.trials.items():
+            for run in trials if setting != tuning.chosen else ():
+                self._runs(study.store(problem)).discard_samples(self.results[run["file"]])
         return tuning
 
-    def score(self, result: Result, budget: int) -> float | None:
-        """Validation NLL of a run, or its distance from HMC; None if it diverged."""
-        if self.options.tune_by == "validation" or result.diverged is not None:
-            return result.validation_nll
-        reference = self.report_of[budget].reference_for(result)
+    def score(self, run: Run) -> float:
+        """Validation NLL, or the distance from HMC's predictions."""
+        if self.options.tune_by == "validation":
+            return run["validation_nll"]
+        reference = self.reference_for(run)
         if reference is None:
             raise ValueError("tune_by='distance' needs a --reference, or the row HMC before the others")
-        return metrics.total_variation(predictions(result, self.runs[budget].store.folder)["test"], reference)
+        return metrics.total_variation(self.predictions(run), reference)
 
-    def _settings_to_try(self, name: str, budget: int) -> list[Setting]:
-        return self.candidates.get(name) or self.options.candidates(name, self.data, budget)
+    # -------------------------------------------------------------------------------------------------------- runs
 
-    def reports(self, budget: int) -> Iterator[BudgetReport]:
-        """Tuning and final runs of every row at one budget, after each row."""
-        options, runs, settings = self.options, self.runs[budget], replace(self.options.settings, steps=budget)
-        report = BudgetReport(
-            *(budget, runs.store.folder, settings, self.data.num_data),
-            convergence=options.convergence,
-            corruptions=bool(options.corruptions),
-            reference=self.reference,
-            data=runs.store.data,
-            network=own_network(settings, self.data),
-            preset=options.preset or "",
-        )
-        self.report_of[budget] = report
-        at, seeds = options.tune_budget or budget, options.tuning_seeds()
-        tuned = [name for name in options.sampler if not options.is_given(name) and (name, at) not in self.tuned]
-        first = [
-            (name, setting, at, seed) for name in tuned for setting in self._settings_to_try(name, at) for seed in seeds
-        ]
-        self.beside([Job(*place, test=False) for place in first])
-        chosen = {}
-        for name in options.sampler if options.jobs > 1 else ():
-            if name not in self.lost:
-                try:
-                    chosen[name] = self.tune(name, budget).chosen
-                except RuntimeError:
-                    continue
-        self.beside(
-            [Job(name, s, budget, seed, test=True) for name, s in chosen.items() for seed in options.seeds_of(name)]
-        )
-        for name in options.sampler:
-            try:
-                tuning = self.tune(name, budget)
-            except RuntimeError as error:  # the others are worth their table
-                report.lost[name] = str(error)
-                continue
-            finals = [self.run(Job(name, tuning.chosen, budget, seed, test=True)) for seed in options.seeds_of(name)]
-            run_settings = self.settings(name, budget, tuning.chosen)
-            every = options.is_given(name)  # of rows that are tuned the first seed's modes are measured
-            for number, result in enumerate(finals):
-                runs.measure(result, run_settings, lines=every or number == 0, convergence=options.convergence)
-            if options.tune_budget is None:
-                for setting, tried in tuning.trials.items():
-                    for result in tried if setting != tuning.chosen else ():
-                        runs.discard_samples(result)
-            report.tuning[name], report.runs[name] = tuning, finals
-            report.other_code = bool(runs.store.of_other_code)
-            yield report
-        if not report.runs:
-            raise RuntimeError(f"{budget} gradients: {'; '.join(f'{n}: {why}' for n, why in report.lost.items())}")
-        if options.corruptions:
-            self.corrupt(report)
-        yield report
+    def _runs(self, store: RunStore) -> Runs:
+        return Runs(self.images, self.ood, store, self.resume)
 
-    def corrupt(self, report: BudgetReport) -> None:
-        """Score the final runs of all rows on corrupted test images; each corruption is made once."""
-        options, runs = self.options, self.runs[report.budget]
-        images = CorruptedImages(self.data, options.corruptions)
+    def settings(self, job: Job) -> Settings:
+        """Settings of a run: those of the comparison and its row, with the budget and what is tuned."""
+        assert isinstance(job.choice, Setting)
+        return replace(self.options.run_settings(job.method, gradients(job.problem)), **dict[str, Any](job.choice.also))
+
+    def kept(self, job: Job, store: RunStore) -> Run:
+        assert isinstance(job.choice, Setting)
+        options, runs, settings = self.options, self._runs(store), self.settings(job)
+        test = not job.tuning or options.tune_by == "distance"
+        how = (options.row(job.method).method, job.choice.lr, job.seed)
+        row = (str(job), job.choice.variant, job.method)
+        result = runs.run(settings, *how, *row, test=test)
+        if not job.tuning:  # of rows that are tuned the first seed's modes are measured
+            lines = options.is_given(job.method) or job.seed == options.seed
+            runs.measure(result, settings, lines=lines, convergence=options.convergence)
+        file = f"{store.folder.name}/runs/{result.name}.json"
+        self.results[file] = result
+        named = {"file": file, "seed": job.seed, "diverged": result.diverged, "validation_nll": result.validation_nll}
+        return {**named, **numbers(result, convergence=options.convergence)}
+
+    def finish(self, problem: str, study: Study) -> None:
+        """Score the runs of all rows on corrupted test images; each corruption is made once."""
+        if not self.options.corruptions:
+            return
+        images, runs = CorruptedImages(self.images, self.options.corruptions), self._runs(study.store(problem))
+        finals = [(name, run) for name, by_seed in self.findings.runs[problem].items() for run in by_seed]
         for corruption in (NONE, *RECREATED):
-            self.bar.set_description(f"{report.budget} gradients, test images under {corruption}")
-            for name, results in report.runs.items():
-                settings = self.settings(name, report.budget, report.tuning[name].chosen)
-                for result in finished(results):
-                    if corruption in images.missing(result):
-                        assert result.corruptions is not None
-                        scores = images.scores(runs.samples(result, settings), corruption)
-                        result.corruptions["scores"][corruption] = scores
-                        runs.keep(result)
+            for name, run in finals:
+                result = self.results[run["file"]]
+                if result.diverged is None and corruption in images.missing(result):
+                    assert result.corruptions is not None
+                    (job, *_) = study.finals(problem, name)
+                    scores = images.scores(runs.samples(result, self.settings(job)), corruption)
+                    result.corruptions["scores"][corruption] = scores
+                    runs.keep(result)
 
+    # ------------------------------------------------------------------------------------------------------ report
 
-# The comparison of a worker process.
-_worker: list[Comparison] = []
+    def predictions(self, run: Run) -> Tensor:
+        """Probabilities of the test images."""
+        return predictions(self.results[run["file"]], self.options.folder() / Path(run["file"]).parts[0])["test"]
 
+    def reference_for(self, run: Run) -> Tensor | None:
+        """Probabilities that a run is compared with: the reference, or the average of HMC's chains of other seeds."""
+        if self.reference is not None:
+            return self.reference
+        at = next((p for p in self.findings.runs if self.folder(p) == Path(run["file"]).parts[0]), "")
+        chains = [r for r in self.findings.runs.get(at, {}).get("HMC", ()) if r["diverged"] is None]
+        others = [self.predictions(chain).double() for chain in chains if chain["seed"] != run["seed"]]
+        return sum(others[1:], others[0]) / len(others) if others else None
 
-def _prepare(options: CompareOptions) -> None:
-    data, ood = options.load_on_device()
-    store = store_for(options.folder(), data, ood, fresh=options.fresh)
-    store.locked = False
-    _worker.append(Comparison(options, data, None, ood, store=store))
+    def _compare(self, problem: str) -> None:
+        """Fill in what a run's numbers are beside those of others: the first row's, and the reference's."""
+        by_method = self.findings.runs[problem]
+        first = {run["seed"]: run["nll"] for run in next(iter(by_method.values())) if run["diverged"] is None}
+        for number, (name, runs) in enumerate(by_method.items()):
+            for run in runs:
+                run["tries"] = len(self.findings.tuning[problem, name].trials)
+                if run["diverged"] is None and number and run["seed"] in first:
+                    run["difference"] = run["nll"] - first[run["seed"]]
+                if run["diverged"] is None and (reference := self.reference_for(run)) is not None:
+                    test = self.predictions(run)
+                    run |= {key: distance(test, reference) for key, (_, distance) in DISTANCES.items()}
 
+    def by_label(self, problem: str) -> dict[str, list[Result]]:
+        """The runs of each row, by its name in tables."""
+        by_method = self.findings.runs[problem].values()
+        results = [[self.results[run["file"]] for run in runs] for runs in by_method]
+        return {label(by_seed[0]): by_seed for by_seed in results}
 
-def _work(job: Job) -> str:
-    """Make a run; why it could not be made, or nothing."""
-    try:
-        _worker[0].run(job)
-    except TimeIsUp:
-        return "the time is up"
-    except Exception as error:  # the others go on; this process meets it again
-        return f"{type(error).__name__}: {error}"
-    return ""
+    def report(self, findings: Findings) -> str:
+        parts, means = [], {}
+        for problem, by_method in findings.runs.items():
+            self._compare(problem)
+            results = self.by_label(problem)
+            labels = dict(zip(by_method, results, strict=True))
+            parts.append(f"### {problem}")
+            for measures in (SCORES, (*ROBUST, *ood_measures(self.options.settings.ood)), HEALTH):
+                parts.append(findings.table(problem, measures, labels.__getitem__, settings=measures is SCORES))
+            parts.append(layers(results) if self.options.convergence else "")
+            parts += corruption_tables(results) if self.options.corruptions else []
+            columns = {m.key: m for m in (*SCORES, *ROBUST, *PAIRS)}
+            means[gradients(problem)] = {
+                name: {key: statistics.fmean(values) for key, m in columns.items() if (values := m.values(runs))}
+                for name, runs in by_method.items()
+            }
+            if nlls := {labels[name]: row["nll"] for name, row in means[gradients(problem)].items() if "nll" in row}:
+                lowest = min(nlls, key=nlls.__getitem__)
+                parts.append(f"- Lowest NLL: {lowest}, {nlls[lowest]:.4f}.")
+            if edges := [labels[name] for name in by_method if findings.tuning[problem, name].at_edge]:
+                parts.append(f"- Tuned to the edge of what was tried: {', '.join(edges)}.")
+        preset = PRESETS.get(self.options.preset or "")
+        criterion = "" if preset is None or preset.criterion is None else preset.criterion(means)
+        return "\n\n".join(filter(None, [*parts, criterion]))
+
+    def figure(self, path: Path, findings: Findings, store: Stores) -> None:
+        """Draw the figures of each budget."""
+        settings = self.options.settings
+        for problem in findings.runs:
+            results = {name: finished(by_seed) for name, by_seed in self.by_label(problem).items()}
+            draw_all(results, f"{settings.dataset}, {settings.model}, {problem}", path.parent, gradients(problem))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.harness.runs.result import Result, label
+from experiments.harness.runs.result import Result
 from experiments.harness.tables import finished, markdown, spread
 from learned_samplers import metrics
 from learned_samplers.posterior.collect import SampleCollection
@@ -74,10 +74,10 @@ def corruption_tables(runs: Mapping[str, Sequence[Result]]) -> list[str]:
     tables = []
     for key, heading, decimals in MEASURES:
         rows = []
-        for results in runs.values():
+        for name, results in runs.items():
             columns = enumerate(by_severity(results, key).T)
             cells = {str(severity): spread(values.tolist(), decimals) for severity, values in columns}
-            rows.append({f"{heading} at severity": label(results), **cells})
+            rows.append({f"{heading} at severity": name, **cells})
         tables.append(markdown(rows))
     scored = next((r.corruptions for results in runs.values() for r in results if r.corruptions), None)
     if scored is None:

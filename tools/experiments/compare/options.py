@@ -64,7 +64,7 @@ class CompareOptions(DeviceOptions, DataOptions, RunOptions):
     preset: Annotated[str, one_of(PRESETS)] | None = None
     # Rows to compare, in the order of the tables: methods, or rows of the preset.
     sampler: tuple[RowName, ...] = (
-        *("SGHMC", "BAOA", "PSGLD", "CyclicalSGMCMC", "AdaptedSGHMC", "L2E", "AdaptedWhitenedSGHMC"),
+        *("SGHMC", "PSGLD", "CyclicalSGMCMC", "AdaptedSGHMC", "L2E", "AdaptedWhitenedSGHMC"),
         *("SGD", "Adam", "AdamEMA", "AdamAverage", "SWAG", "IVON", "DeepEnsemble", "AdamEnsemble"),
     )
     # Budgets in minibatch gradients, each for every run; by default that of --steps or --epochs.
@@ -213,7 +213,7 @@ class CompareOptions(DeviceOptions, DataOptions, RunOptions):
             return self.seed_list()
         return range(TUNING_SEEDS + self.seed, TUNING_SEEDS + self.seed + self.tune_seeds)
 
-    def load_on_device(self) -> tuple[ImageData, dict[str, ImageData]]:
+    def load(self) -> tuple[ImageData, dict[str, ImageData]]:
         """The data and the out-of-distribution images on their device, for which torch is set up."""
         device = prepare_torch(self.device, self.threads)
         data = self.settings.load_data(self.data)
@@ -247,10 +247,15 @@ class CompareOptions(DeviceOptions, DataOptions, RunOptions):
             f"T={settings.temperature:g}, prior precision {settings.prior_precision:g}, {data.train_x.device}"
         )
 
-    def load(self) -> tuple[ImageData, dict[str, ImageData]]:
-        """The data on their device, and the out-of-distribution images that are asked for; raises whatever is wrong
-        with the options before anything is trained."""
-        data, ood = self.load_on_device()
+    def planned_gradients(self, data: ImageData) -> int:
+        """Gradients of all runs."""
+        budgets = self.all_budgets(data)
+        tuned = budgets if self.tune_budget is None else [*budgets, self.tune_budget]
+        trials = sum(b * self.tries_at(b, data, name) * self.tune_seeds for b in tuned for name in self.sampler)
+        return trials + sum(b * self.row(n).times * len(self.seeds_of(n)) for b in budgets for n in self.sampler)
+
+    def check(self, data: ImageData) -> None:
+        """Raise whatever is wrong with the options before anything is trained."""
         if not len(data.val_y) and not all(map(self.is_given, self.sampler)):
             raise ValueError(f"tuning needs validation images, which {self.settings.dataset} lacks")
         if self.corruptions:
@@ -261,7 +266,6 @@ class CompareOptions(DeviceOptions, DataOptions, RunOptions):
                 for setting in {setting.also: setting for setting in settings}.values():
                     tuned: dict[str, Any] = dict(setting.also)
                     validate_run(self.method(name), replace(self.run_settings(name, budget), **tuned), setting.lr, data)
-        return data, ood
 
 
 def parse_compare(arguments: Sequence[str] | None, description: str | None = None) -> CompareOptions:

@@ -14,12 +14,13 @@ import tyro
 from torch import Tensor
 
 from experiments.function_space.networks import StackedMLP, infinite_width
+from experiments.function_space.particles import Networks, stepper
 from experiments.harness.options import DataOptions, RunOptions, at_least, one_of
-from experiments.harness.run_store import data_fingerprint
-from experiments.harness.study import Experiment, Findings, Job, Measure, carry_out
+from experiments.harness.run_store import RunStore, data_fingerprint
+from experiments.harness.study import Experiment, Job, Measure
 from experiments.harness.tuning import Choice
-from learned_samplers import FSVGD, SVGD, metrics
-from learned_samplers.particles import GaussianProcessPrior, LinearScalarisation, classification_loss, measurement_set
+from learned_samplers import metrics
+from learned_samplers.particles import GaussianProcessPrior, classification_loss, measurement_set
 from meta_tasks.datasets import ImageData
 from meta_tasks.datasets import load as load_images
 from meta_tasks.progress import progress
@@ -50,63 +51,52 @@ class ImageProtocol:
             raise ValueError(f"rates must be positive, got {self.rates}")
 
 
-class Classifiers:
-    """Networks of a run: images in [0, 1], standardised by the training images, in; log-probabilities out."""
+class Classifiers(Networks):
+    """Networks of a run: images in [0, 1], standardised by the training images; logits out."""
 
     def __init__(self, data: ImageData, protocol: ImageProtocol) -> None:
         self.mean, self.deviation = data.train_x.mean().item(), data.train_x.std().item()
+        self.pixels, self.num_data = self.standardised(data.train_x), len(data.train_y)
         self.stack = StackedMLP((data.train_x[0].numel(), *protocol.hidden, data.num_classes))
         self.params = [(PRIOR_VARIANCE**0.5 * p).requires_grad_() for p in self.stack.draw(protocol.particles)]
+        self.prior_precision = 1 / PRIOR_VARIANCE
+        self.prior = GaussianProcessPrior(infinite_width(len(protocol.hidden), PRIOR_VARIANCE))
 
     def standardised(self, images: Tensor) -> Tensor:
         return (images.flatten(1) - self.mean) / self.deviation
 
-    def logits(self, images: Tensor) -> Tensor:
-        """(M, n, C)."""
-        return self.stack(self.params, self.standardised(images))
+    def outputs(self, x: Tensor) -> Tensor:
+        """Logits (M, n, C) of standardised images."""
+        return self.stack(self.params, x)
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return classification_loss(outputs, y)
+
+    def measured(self, x: Tensor) -> Tensor:
+        return measurement_set(x, self.pixels, EXTRA, scale=NOISE)
+
+    def density(self, inputs: Tensor, outputs: Tensor) -> Tensor:
+        chosen = torch.randperm(len(inputs))[:PRIOR_INPUTS]
+        return self.prior.log_density(inputs[chosen], outputs[:, chosen])
 
     @torch.no_grad()
     def predict(self, images: Tensor, batch: int = 1000) -> Tensor:
         """Probabilities of each network, (M, n, C)."""
-        return torch.cat([self.logits(part).softmax(-1) for part in images.split(batch)], dim=1)
-
-
-def _step(method: str, networks: Classifiers, data: ImageData, lr: float, protocol: ImageProtocol) -> tuple[Any, Any]:
-    """The sampler, and the function that makes the result of its closure from a minibatch."""
-    count, params = len(data.train_y), networks.params
-    if method == "FSVGD":
-        prior = GaussianProcessPrior(infinite_width(len(protocol.hidden), PRIOR_VARIANCE))
-        pixels = networks.standardised(data.train_x)
-
-        def function_space(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            inputs = measurement_set(networks.standardised(x), pixels, EXTRA, scale=NOISE)
-            outputs = networks.stack(params, inputs)
-            chosen = torch.randperm(len(inputs))[:PRIOR_INPUTS]
-            density = prior.log_density(inputs[chosen], outputs[:, chosen])
-            return classification_loss(outputs[:, : len(x)], y), outputs, density
-
-        return FSVGD(params, lr, count, base_optimizer=torch.optim.Adam), function_space
-    precision = 0.0 if method == "PlainEnsemble" else 1 / PRIOR_VARIANCE
-    settings: dict[str, Any] = {"prior_precision": precision, "base_optimizer": torch.optim.Adam}
-    if method == "SVGD":
-        return SVGD(params, lr, count, **settings), lambda x, y: classification_loss(networks.logits(x), y)
-    sampler = LinearScalarisation(params, lr, count, **settings)
-    return sampler, lambda x, y: classification_loss(networks.logits(x), y)[None]
+        parts = [self.outputs(self.standardised(part)).softmax(-1) for part in images.split(batch)]
+        return torch.cat(parts, dim=1)
 
 
 def train(method: str, data: ImageData, lr: float, protocol: ImageProtocol, seed: int) -> tuple[Classifiers, float]:
     """Networks after ``protocol.epochs``, and the seconds that it took."""
     torch.manual_seed(seed)
-    start = time.perf_counter()
-    networks = Classifiers(data, protocol)
-    sampler, energies = _step(method, networks, data, lr, protocol)
-    steps = protocol.epochs * math.ceil(len(data.train_y) / protocol.batch)
+    start, networks = time.perf_counter(), Classifiers(data, protocol)
+    sampler, step = stepper(method, networks, lr)
+    steps = protocol.epochs * math.ceil(networks.num_data / protocol.batch)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(sampler, steps)
     with progress(total=steps, unit="step", desc=method, leave=False) as bar:
         for _ in range(protocol.epochs):
-            for index in torch.randperm(len(data.train_y)).split(protocol.batch):
-                x, y = data.train_x[index], data.train_y[index]
-                sampler.step(lambda x=x, y=y: energies(x, y))
+            for index in torch.randperm(networks.num_data).split(protocol.batch):
+                step(networks.pixels[index], data.train_y[index])
                 schedule.step()
                 bar.update()
     return networks, time.perf_counter() - start
@@ -154,7 +144,7 @@ class ImageEnsembles(Experiment):
     def made_of(self, job: Job) -> dict[str, Any]:
         return {"protocol": asdict(self.options.protocol)}
 
-    def run(self, job: Job, store: Any) -> dict[str, Any]:
+    def run(self, job: Job, store: RunStore) -> dict[str, Any]:
         protocol, images = self.options.protocol, self.images
         if job.tuning:
             protocol = replace(protocol, epochs=protocol.tuning_epochs)
@@ -165,8 +155,3 @@ class ImageEnsembles(Experiment):
         scores = metrics.summary(single.mean(0), images.test_y)
         wrong = (single.argmax(-1) != images.test_y).double().mean().item()
         return {**scores, "error": 1 - scores["accuracy"], "error_of_one": wrong, "seconds": seconds}
-
-
-def mnist(options: MNIST, command: str) -> Findings:
-    """Tune, train, score and write."""
-    return carry_out(ImageEnsembles(options), options, command)

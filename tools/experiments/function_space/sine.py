@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,12 +13,13 @@ import tyro
 from torch import Tensor
 
 from experiments.function_space.networks import StackedMLP, infinite_width
+from experiments.function_space.particles import Networks, hmc, stepper
 from experiments.harness.one_dimension import deviations, draw, training_points
 from experiments.harness.options import RunOptions, at_least, positive
 from experiments.harness.run_store import RunStore
-from experiments.harness.study import Experiment, Findings, Job, Measure, carry_out
-from learned_samplers import FSVGD, HMC, SVGD, diagnostics
-from learned_samplers.particles import FittedPrior, GaussianProcessPrior, LinearScalarisation, measurement_set
+from experiments.harness.study import Experiment, Findings, Job, Measure, Stores
+from learned_samplers import diagnostics
+from learned_samplers.particles import FittedPrior, GaussianProcessPrior, measurement_set
 
 RANGES, GRID = ((-4.0, -1.0), (1.0, 4.0)), (-6.0, 6.0)
 #: In the order of the tables; FSVGDFitted has the fitted prior on functions, FSVGD that of infinite width.
@@ -62,12 +63,12 @@ class Sine(RunOptions):
     out: Path = Path("runs/function_space_sine")  # Folder of the table, the results and the figure.
 
 
-class SineRuns:
+class SineRuns(Networks):
     """The methods on the same data, in double precision."""
 
     def __init__(self, problem: SineProblem, seed: int) -> None:
         counts = (problem.data // 2, problem.data - problem.data // 2)
-        self.problem = problem
+        self.problem, self.num_data, self.prior_precision = problem, problem.data, 1 / problem.variance
         self.x, targets = training_points(RANGES, counts, problem.noise, seed, torch.double)
         self.y = targets[:, 0]
         self.grid = torch.linspace(*GRID, 241, dtype=torch.double)[:, None]
@@ -76,72 +77,43 @@ class SineRuns:
     def draw(self, count: int) -> list[Tensor]:
         return [self.problem.variance**0.5 * p.double() for p in self.mlp.draw(count)]
 
-    def losses(self, outputs: Tensor) -> Tensor:
-        """Mean negative log-likelihood without its constant, (M,); the first of the outputs (M, n) are the data's."""
-        errors = outputs[:, : len(self.y)] - self.y
-        return errors.square().mean(1) / (2 * self.problem.noise**2)
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Mean negative log-likelihood without its constant, (M,)."""
+        return (outputs - y).square().mean(1) / (2 * self.problem.noise**2)
 
-    def outputs(self, params: Sequence[Tensor], x: Tensor) -> Tensor:
-        return self.mlp(params, x)[..., 0]
+    def outputs(self, x: Tensor) -> Tensor:
+        return self.mlp(self.params, x)[..., 0]
+
+    def measured(self, x: Tensor) -> Tensor:
+        return measurement_set(x, self.grid, self.problem.extra, scale=0.0)
+
+    def density(self, inputs: Tensor, outputs: Tensor) -> Tensor:
+        return self.prior.log_density(inputs, outputs)
 
     def functions(self, method: str, seed: int) -> tuple[Tensor, float | None]:
         """Samples of the function on the grid (K, 241), and HMC's acceptance rate."""
         torch.manual_seed(seed)
-        if method == "HMC":
-            return self._hmc()
-        params = self._descend(method, [p.requires_grad_() for p in self.draw(self.problem.particles)])
-        return self.outputs(params, self.grid).detach(), None
+        problem = self.problem
+        if method != "HMC":
+            self._descend(method, problem.particles)
+            return self.outputs(self.grid).detach(), None
+        self._descend("DeepEnsemble", problem.chains)
+        how = (problem.burn_in, problem.trajectories, problem.thinning)
+        state = lambda: self.outputs(self.grid).detach()  # noqa: E731
+        states, rate = hmc(self, 1e-4, self.x, self.y, state, how, leapfrog_steps=problem.leapfrog_steps)
+        return torch.cat(states), rate
 
-    def _descend(self, method: str, params: list[Tensor]) -> list[Tensor]:
-        problem, count = self.problem, len(self.y)
-        plain: dict[str, Any] = {"prior_precision": 1 / problem.variance, "base_optimizer": torch.optim.Adam}
-        closure: Callable[[], Any]
-        if method.startswith("FSVGD"):
-            sampler: Any = FSVGD(params, problem.lr, count, base_optimizer=torch.optim.Adam)
-            prior = self._prior(method)
-
-            def closure() -> tuple[Tensor, Tensor, Tensor]:
-                inputs = measurement_set(self.x, self.grid, problem.extra, scale=0.0)
-                outputs = self.outputs(params, inputs)
-                return self.losses(outputs), outputs, prior.log_density(inputs, outputs)
-        else:
-            cls: Any = SVGD if method == "SVGD" else LinearScalarisation
-            sampler = cls(params, problem.lr, count, **plain)
-
-            def closure() -> Tensor:
-                losses = self.losses(self.outputs(params, self.x))
-                return losses if method == "SVGD" else losses[None]
-
+    def _descend(self, method: str, count: int) -> None:
+        problem, self.params = self.problem, [p.requires_grad_() for p in self.draw(count)]
+        covariance = infinite_width(len(problem.hidden), problem.variance)
+        self.prior: Any = GaussianProcessPrior(covariance, jitter=1e-3)
+        if method == "FSVGDFitted":
+            self.prior = FittedPrior(lambda inputs, number: self.mlp(self.draw(number), inputs)[..., 0])
+        sampler, step = stepper(method, self, problem.lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(sampler, problem.steps)
         for _ in range(problem.steps):
-            sampler.step(closure)
+            step(self.x, self.y)
             schedule.step()
-        return params
-
-    def _prior(self, method: str) -> GaussianProcessPrior | FittedPrior:
-        if method == "FSVGD":
-            covariance = infinite_width(len(self.problem.hidden), self.problem.variance)
-            return GaussianProcessPrior(covariance, jitter=1e-3)
-        return FittedPrior(lambda inputs, count: self.outputs(self.draw(count), inputs))
-
-    def _hmc(self) -> tuple[Tensor, float]:
-        problem = self.problem
-        params = self._descend("DeepEnsemble", [p.requires_grad_() for p in self.draw(problem.chains)])
-        settings: Any = {"leapfrog_steps": problem.leapfrog_steps, "adapt_steps": problem.burn_in}
-        sampler = HMC(params, 1e-4, len(self.y), prior_precision=1 / problem.variance, **settings)
-
-        def closure() -> Tensor:
-            sampler.zero_grad()
-            losses = self.losses(self.outputs(params, self.x))
-            losses.sum().backward()
-            return losses.detach()
-
-        states = []
-        for trajectory in range(1, problem.burn_in + problem.trajectories + 1):
-            sampler.step(closure)
-            if trajectory > problem.burn_in and (trajectory - problem.burn_in) % problem.thinning == 0:
-                states.append(self.outputs(params, self.grid).detach())
-        return torch.cat(states), sampler.acceptance_rate
 
 
 def worst_rhat(values: Tensor, chains: int) -> float | None:
@@ -186,13 +158,8 @@ class SinePosteriors(Experiment):
         rhat = worst_rhat(values, self.options.problem.chains) if job.method == "HMC" else None
         return {**deviations(values, runs.grid, RANGES, hmc), "rhat": rhat, **costs}
 
-    def figure(self, path: Path, findings: Findings, store: Any) -> None:
+    def figure(self, path: Path, findings: Findings, store: Stores) -> None:
         """Draw the first data set."""
         runs, seed = SineRuns(self.options.problem, self.options.seed), self.options.seed
         functions = {method: self.functions(method, seed, store("sine")) for method in METHODS}
         draw(path, functions, runs.grid, (runs.x[:, 0], runs.y), 3.5)
-
-
-def sine(options: Sine, command: str) -> Findings:
-    """Run every method on every data set and write; the figure shows the first."""
-    return carry_out(SinePosteriors(options), options, command)

@@ -14,6 +14,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from learned_samplers.base import validation
 
 Options = TypeVar("Options")
+Action = TypeVar("Action")
 #: Flags are shown without their negation.
 FLAGS = tyro.conf.FlagCreatePairsOff
 
@@ -121,13 +122,10 @@ def one_of(names: Iterable[str] | Mapping[str, Any], metavar: str | None = None)
     )
 
 
-Action = Callable[[Any, str], Any]
-
-
 def parse_command(
     commands: Mapping[str, tuple[type, Action]], arguments: Sequence[str] | None, description: str | None
 ) -> tuple[Any, Action]:
-    """The options of a tool with commands, and what carries the named one out."""
+    """The options of a tool with commands, and what carries the named one out, or declares it."""
     classes: dict[str, Callable[..., Any]] = {name: options for name, (options, _) in commands.items()}
     options: Any = tyro.extras.subcommand_cli_from_dict(classes, args=arguments, description=description)
     return options, next(action for cls, action in commands.values() if type(options) is cls)

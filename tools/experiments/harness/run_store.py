@@ -66,10 +66,10 @@ class RunStore:
         result = self.read(name, settings)
         if result is not None:
             return result
-        self._take()
+        self.take()
         return self._write(name, self._made_of(settings), code_fingerprint(*SOURCES), make())
 
-    def _take(self) -> None:
+    def take(self) -> None:
         """Lock the folder; RuntimeError, naming the other process, if it is another's."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.locked:
@@ -120,7 +120,7 @@ class RunStore:
 
         Where the run is there and gets further measures, the code that made it stays the one that is named.
         """
-        self._take()
+        self.take()
         made_of, code, earlier = self._made_of(settings), code_fingerprint(*SOURCES), self.record(name)
         if earlier is not None and earlier["made_of"] == made_of:
             code = earlier["code"]
@@ -151,7 +151,7 @@ class RunStore:
 
     def begin(self, name: str, *folders: str) -> None:
         """Remove the files of an earlier run of that name, so that they do not mix with those of this one."""
-        self._take()
+        self.take()
         self.path(name).unlink(missing_ok=True)
         for folder in folders:
             (self.folder / folder).mkdir(parents=True, exist_ok=True)

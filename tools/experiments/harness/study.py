@@ -1,22 +1,28 @@
-"""An experiment as a declaration, and the loop that carries it out: tuning, seeds, kept runs, tables."""
+"""An experiment as a declaration, and the loop that carries it out: tuning, seeds, kept runs, processes, tables."""
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from experiments.harness.options import OutputOptions
 from experiments.harness.output import settings_of, write_outputs
 from experiments.harness.run_store import RunStore
+from experiments.harness.runs.checkpoint import TimeIsUp
 from experiments.harness.tables import markdown, rectangular, spread, with_error
-from experiments.harness.tuning import Choice, Tuning, next_of_series, tune
+from experiments.harness.tuning import Choice, Tuning, next_of_series, score_text, tune
 from meta_tasks.progress import progress
 
 Run = dict[str, Any]
+#: Stores of problems, by name.
+Stores = Callable[[str], RunStore]
+OTHER_CODE = "Some runs were read back that another version of the code had made."
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,10 @@ class Job:
         words = "_".join(filter(None, (self.problem, self.method, str(self.choice), "tuning" * self.tuning)))
         return "".join(c if c.isalnum() or c in "._-" else "-" for c in words) + f"_seed{self.seed}"
 
+    def __str__(self) -> str:
+        words = (self.problem, self.method, str(self.choice), f"seed {self.seed}", "tuning" * self.tuning)
+        return ", ".join(filter(None, words))
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -44,6 +54,7 @@ class Measure:
         key: of the number in a run; a list holds several numbers of it, of splits for instance.
         heading, decimals: in tables, after multiplying by ``factor``.
         error: show the standard error of the mean in the place of the standard deviation.
+        of: a statistic in the place of mean and deviation.
     """
 
     key: str
@@ -51,6 +62,7 @@ class Measure:
     decimals: int
     factor: float = 1.0
     error: bool = False
+    of: Callable[[Sequence[float]], float] | None = None
 
     def values(self, runs: Sequence[Run]) -> list[float]:
         """Numbers of the runs that ended and have it."""
@@ -59,10 +71,17 @@ class Measure:
         return [self.factor * number for values in lists for number in values]
 
     def cell(self, runs: Sequence[Run]) -> str:
-        """Mean ± standard deviation (or error), and how many runs diverged."""
-        failed = sum(run["diverged"] is not None for run in runs)
-        text = (with_error if self.error else spread)(self.values(runs), self.decimals)
-        return f"{text} ({failed} of {len(runs)} diverged)" if failed else text
+        """Mean ± standard deviation (or error), or the statistic."""
+        values = self.values(runs)
+        if self.of is not None and values:
+            return f"{self.of(values):.{self.decimals}f}"
+        return (with_error if self.error else spread)(values, self.decimals)
+
+
+def with_failures(text: str, runs: Sequence[Run]) -> str:
+    """A label or a cell, with the number of runs that diverged, if there are any."""
+    failed = sum(run["diverged"] is not None for run in runs)
+    return f"{text} ({failed} of {len(runs)} diverged)" if failed else text
 
 
 @dataclass
@@ -71,55 +90,55 @@ class Findings:
 
     runs: dict[str, dict[str, list[Run]]] = field(default_factory=dict)
     tuning: dict[tuple[str, str], Tuning[Choice, Run]] = field(default_factory=dict)
-    chosen: dict[tuple[str, str], Choice] = field(default_factory=dict)
     lost: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def methods(self) -> list[str]:
         """Methods that have a run, in the order in which they came."""
         return list(dict.fromkeys(method for by_method in self.runs.values() for method in by_method))
 
-    def matrix(self, measure: Measure, first: str = "problem") -> str:
+    def matrix(self, measure: Measure) -> str:
         """Table of one measure: a row a problem, a column a method."""
-        return markdown(
-            rectangular(
-                [
-                    {first: problem} | {method: measure.cell(runs) for method, runs in by_method.items()}
-                    for problem, by_method in self.runs.items()
-                ]
-            )
-        )
+        rows = [
+            {"problem": problem}
+            | {method: with_failures(measure.cell(runs), runs) for method, runs in by_method.items()}
+            for problem, by_method in self.runs.items()
+        ]
+        return markdown(rectangular(rows))
 
-    def table(self, problem: str, measures: Sequence[Measure]) -> str:
-        """Table of one problem: a row a method, a column a measure that any run has."""
+    def table(
+        self, problem: str, measures: Sequence[Measure], label: Callable[[str], str] = str, *, settings: bool = True
+    ) -> str:
+        """Table of one problem: a row a method, a column a measure that any run has; nothing if none has any."""
         by_method = self.runs[problem]
         shown = [m for m in measures if any(m.values(runs) for runs in by_method.values())]
+        chosen = {method: str(self.tuning[problem, method].chosen) * settings for method in by_method}
         rows = []
         for method, runs in by_method.items():
-            tuned = {"setting": str(self.chosen[problem, method]) or "–"}
-            rows.append({"method": method} | tuned | {m.heading: m.cell(runs) for m in shown})
-        if all(row["setting"] == "–" for row in rows):
-            for row in rows:
-                del row["setting"]
-        return markdown(rows)
+            cells = {"setting": chosen[method] or "–"} if any(chosen.values()) else {}
+            cells |= {m.heading: m.cell(runs) for m in shown}
+            rows.append({"method": with_failures(label(method), runs), **cells})
+        return markdown(rows) if shown else ""
 
     def tuning_table(self) -> str:
         """Validation scores of every setting that was tried, or nothing."""
         rows = []
         for (problem, method), tuning in self.tuning.items():
-            scores = {str(choice): tuning.mean(choice) for choice in sorted(tuning.trials)}
-            tried = ", ".join(f"{c}: {'diverged' if s is None else f'{s:.4f}'}" for c, s in scores.items())
-            edge = " (at the edge)" if tuning.edges() else ""
-            rows.append({"problem, method": f"{problem}, {method}", "validation score": tried + edge})
+            tried = [f"{choice}: {score_text(tuning.mean(choice))}" for choice in sorted(tuning.trials)]
+            edge = " (at the edge)" * tuning.at_edge
+            if tried:
+                rows.append({"problem, method": f"{problem}, {method}", "validation score": ", ".join(tried) + edge})
         return f"### Tuning\n\n{markdown(rows)}" if rows else ""
 
     def content(self) -> dict[str, Any]:
         """All numbers, as JSON takes them."""
+        places = [{"problem": problem, "method": method} for problem, method in self.tuning]
+        tunings = list(zip(places, self.tuning.values(), strict=True))
         trials = [
-            {"problem": problem, "method": method, **asdict(choice), "score": tuning.mean(choice)}
-            for (problem, method), tuning in self.tuning.items()
+            {**place, **asdict(choice), "score": tuning.mean(choice)}
+            for place, tuning in tunings
             for choice in tuning.trials
         ]
-        chosen = [{"problem": p, "method": m, **asdict(choice)} for (p, m), choice in self.chosen.items()]
+        chosen = [{**place, **asdict(tuning.chosen)} for place, tuning in tunings]
         lost = [{"problem": p, "method": m, "why": why} for (p, m), why in self.lost.items()]
         return {"runs": self.runs, "tuning": trials, "chosen": chosen, "lost": lost}
 
@@ -133,6 +152,7 @@ class Experiment:
         note: a sentence above the tables.
         seeds_first: all problems and methods have their first seed before the second begins.
         tuning_seeds, extensions, beyond: see `tune`; a method with a single choice is not tuned.
+        findings: what there is so far, which the study fills in.
     """
 
     measures: tuple[Measure, ...] = ()
@@ -144,7 +164,7 @@ class Experiment:
     beyond: Callable[[Sequence[float], int], float] = staticmethod(next_of_series)
 
     def __init__(self, options: Any) -> None:
-        self.options = options
+        self.options, self.findings = options, Findings()
 
     def problems(self) -> Sequence[str]:
         raise NotImplementedError
@@ -152,16 +172,44 @@ class Experiment:
     def methods(self, problem: str) -> Sequence[str]:
         raise NotImplementedError
 
-    def seeds(self, problem: str) -> Sequence[int]:
+    def seeds(self, problem: str, method: str) -> Sequence[int]:
         return self.options.seed_list()
 
     def choices(self, problem: str, method: str) -> Sequence[Choice]:
         """Settings that are tried."""
         return (Choice(0.0),)
 
+    def trials(self, problem: str, method: str) -> list[Job]:
+        """The runs with which the tuning begins; none of a method with a single choice."""
+        choices = self.choices(problem, method)
+        several = choices if len(choices) > 1 else ()
+        return [Job(problem, method, choice, seed, tuning=True) for choice in several for seed in self.tuning_seeds]
+
+    def tune(self, problem: str, method: str, study: Study) -> Tuning[Any, Run]:
+        """All trials of a method on a problem."""
+        choices = self.choices(problem, method)
+        if len(choices) == 1:
+            return Tuning(self.score_of, fixed=choices[0])
+        return tune(
+            choices,
+            lambda choice, seed: study.run(Job(problem, method, choice, seed, tuning=True)),
+            self.score_of,
+            seeds=self.tuning_seeds,
+            extensions=self.extensions,
+            beyond=self.beyond,
+        )
+
+    def score_of(self, run: Run) -> float | None:
+        """`score`; None of a run that diverged."""
+        return None if run["diverged"] else self.score(run)
+
     def data(self, problem: str) -> str | None:
         """Fingerprint of the data of a problem."""
         return None
+
+    def folder(self, problem: str) -> str:
+        """Folder of a problem's runs inside that of the results."""
+        return ""
 
     def made_of(self, job: Job) -> dict[str, Any]:
         """Settings that a run depends on, beside the job and the data."""
@@ -171,9 +219,23 @@ class Experiment:
         """Numbers of a run; FloatingPointError if it diverged."""
         raise NotImplementedError
 
-    def score(self, run: Run) -> float | None:
+    def kept(self, job: Job, store: RunStore) -> Run:
+        """Do a run, or read it back; "diverged" says why there are no numbers, or is None."""
+
+        def make() -> Run:
+            try:
+                return {"diverged": None, **self.run(job, store)}
+            except FloatingPointError as error:
+                return {"diverged": " ".join(str(error).split())[:200]}
+
+        return store.run(job.name, {**asdict(job), **self.made_of(job)}, make)
+
+    def score(self, run: Run) -> float:
         """Validation score of a tuning run, the lower the better."""
         return run["score"]
+
+    def finish(self, problem: str, study: Study) -> None:
+        """What remains to be done when all methods have run on a problem; by default nothing."""
 
     def report(self, findings: Findings) -> str:
         """Tables of what there is."""
@@ -182,92 +244,139 @@ class Experiment:
         else:
             titled = len(findings.runs) > 1
             parts = [f"### {p}\n\n" * titled + findings.table(p, self.measures) for p in findings.runs]
-        lost = [f"- {problem}: {method} has no row, {why}" for (problem, method), why in findings.lost.items()]
-        return "\n\n".join(filter(None, [self.note, *parts, findings.tuning_table(), "\n".join(lost)]))
+        return "\n\n".join(filter(None, [*parts, findings.tuning_table()]))
 
-    def figure(self, path: Path, findings: Findings, store: Callable[[str], RunStore]) -> None:
+    def figure(self, path: Path, findings: Findings, store: Stores) -> None:
         """Draw what there is into a file; by default nothing."""
 
 
 class Study:
     """All runs of an experiment, kept under a folder: those that are there are read back."""
 
-    def __init__(self, experiment: Experiment, options: OutputOptions) -> None:
+    def __init__(self, experiment: Experiment, options: OutputOptions, *, locked: bool = True) -> None:
         assert options.out is not None
-        self.experiment, self.out, self.fresh = experiment, options.out, options.fresh
+        self.experiment, self.options, self.out, self.locked = experiment, options, options.out, locked
         self.findings, self._stores = Findings(), dict[str, RunStore]()
+        self.of_other_code: set[Path] = set()
+        experiment.findings = self.findings
 
     def store(self, problem: str) -> RunStore:
         """The store of a problem's runs."""
         if problem not in self._stores:
-            self._stores[problem] = RunStore(self.out, self.experiment.data(problem), fresh=self.fresh)
+            folder, data = self.out / self.experiment.folder(problem), self.experiment.data(problem)
+            self._stores[problem] = RunStore(folder, data, fresh=self.options.fresh, locked=self.locked)
+            self._stores[problem].of_other_code = self.of_other_code
         return self._stores[problem]
 
     def run(self, job: Job) -> Run:
-        """Do a run, or read it back; "diverged" says why there are no numbers, or is None."""
-        store = self.store(job.problem)
+        """Do a run, or read it back."""
+        return self.experiment.kept(job, self.store(job.problem))
 
-        def make() -> Run:
+    def tuning(self, problem: str, method: str) -> Tuning[Any, Run]:
+        """The trials of a method, made once; RuntimeError if it diverged at every setting."""
+        key = (problem, method)
+        if key in self.findings.lost:
+            raise RuntimeError(self.findings.lost[key])
+        if key not in self.findings.tuning:
             try:
-                return {"diverged": None, **self.experiment.run(job, store)}
-            except FloatingPointError as error:
-                return {"diverged": " ".join(str(error).split())[:200]}
+                tuning = self.experiment.tune(problem, method, self)
+                chosen = tuning.chosen
+            except RuntimeError as error:
+                if str(error).startswith("it diverged"):
+                    self.findings.lost[key] = str(error)
+                raise
+            self.findings.tuning[key] = tuning
+            if tuning.trials:
+                edge = ", at the edge of what was tried" * tuning.at_edge
+                best = f"{chosen} has the lowest score, {score_text(tuning.mean(chosen))}, of {len(tuning.trials)}"
+                tqdm.write(f"{problem}, {method}: {best}{edge}")
+        return self.findings.tuning[key]
 
-        return store.run(job.name, {**asdict(job), **self.experiment.made_of(job)}, make)
-
-    def choice(self, problem: str, method: str) -> Choice:
-        """The setting that tuning has chosen, or the only one."""
-        key, experiment = (problem, method), self.experiment
-        if key not in self.findings.chosen:
-            choices = experiment.choices(problem, method)
-            if len(choices) == 1:
-                self.findings.chosen[key] = choices[0]
-            else:
-                tuning = tune(
-                    choices,
-                    lambda choice, seed: self.run(Job(problem, method, choice, seed, tuning=True)),
-                    lambda run: None if run["diverged"] else experiment.score(run),
-                    seeds=experiment.tuning_seeds,
-                    extensions=experiment.extensions,
-                    beyond=experiment.beyond,
-                )
-                self.findings.tuning[key], self.findings.chosen[key] = tuning, tuning.chosen
-        return self.findings.chosen[key]
+    def finals(self, problem: str, method: str) -> list[Job]:
+        """The runs of a method that count, at the setting that was chosen; none if it diverged at every one."""
+        try:
+            choice = self.tuning(problem, method).chosen
+        except RuntimeError:
+            if (problem, method) not in self.findings.lost:
+                raise
+            return []
+        return [Job(problem, method, choice, seed) for seed in self.experiment.seeds(problem, method)]
 
     def all(self) -> Iterator[Findings]:
-        """Make every run, and give what there is after each."""
-        experiment = self.experiment
+        """Make every run, and give what there is after each method, or each run if all have their first seed first."""
+        experiment, jobs = self.experiment, getattr(self.options, "jobs", 1)
         order = [
-            (problem, method, number, seed)
+            (problem, method, number)
             for problem in experiment.problems()
             for method in experiment.methods(problem)
-            for number, seed in enumerate(experiment.seeds(problem))
+            for number in range(len(experiment.seeds(problem, method)))
         ]
         if experiment.seeds_first:
             order.sort(key=lambda place: place[2])
+        last = {problem: place for place, (problem, *_) in enumerate(order)}
         with progress(total=len(order), unit="run") as bar:
-            for problem, method, _, seed in order:
-                bar.set_description(f"{problem}, {method}, seed {seed}")
-                if (problem, method) not in self.findings.lost:
-                    try:
-                        run = self.run(Job(problem, method, self.choice(problem, method), seed))
-                    except RuntimeError as error:
-                        if not str(error).startswith("it diverged"):
-                            raise
-                        self.findings.lost[problem, method] = str(error)
-                    else:
-                        self.findings.runs.setdefault(problem, {}).setdefault(method, []).append(run)
-                        yield self.findings
+            for place, (problem, method, number) in enumerate(order):
+                bar.set_description(f"{problem}, {method}")
+                if jobs > 1 and problem not in self._stores:
+                    self._beside([job for m in experiment.methods(problem) for job in experiment.trials(problem, m)])
+                    self._beside([job for m in experiment.methods(problem) for job in self.finals(problem, m)])
+                if finals := self.finals(problem, method):
+                    run = self.run(finals[number])
+                    self.findings.runs.setdefault(problem, {}).setdefault(method, []).append(run)
+                if place == last[problem] and problem in self.findings.runs:
+                    experiment.finish(problem, self)
+                complete = experiment.seeds_first or number == len(finals) - 1 or place == last[problem]
+                if complete and problem in self.findings.runs:
+                    yield self.findings
                 bar.update()
+
+    def _beside(self, jobs: Sequence[Job]) -> None:
+        """Make runs side by side, a process each; they are read back afterwards, one after the other."""
+        if not jobs:
+            return
+        self.store(jobs[0].problem).take()  # this process locks the folder for all of them
+        context, count = multiprocessing.get_context("spawn"), min(getattr(self.options, "jobs", 1), len(jobs))
+        with context.Pool(count, _start, (type(self.experiment), self.options)) as pool:
+            for job, error in zip(jobs, pool.imap(_work, jobs), strict=True):
+                if error:
+                    tqdm.write(f"{job}: {error}")
+
+
+# The study of a worker process.
+_worker: list[Study] = []
+
+
+def _start(experiment: type[Experiment], options: Any) -> None:
+    _worker.append(Study(experiment(options), options, locked=False))
+
+
+def _work(job: Job) -> str:
+    """Make a run; why it could not be made, or nothing."""
+    try:
+        _worker[0].run(job)
+    except TimeIsUp:
+        return "the time is up"
+    except Exception as error:  # the others go on; the study meets it again
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def carry_out(experiment: Experiment, options: Any, command: str) -> Findings:
-    """Make all runs; table.md, results.json and the figure are written after each."""
+    """Make all runs; table.md and results.json are written after each method, the figure at the end."""
     study, text = Study(experiment, options), ""
     settings = {"settings": settings_of(options), "torch": torch.__version__}
-    for findings in study.all():
-        text = experiment.report(findings)
-        write_outputs(study.out, command, text, {**settings, **findings.content()})
+    try:
+        for findings in study.all():
+            lost = [f"- {problem}: {method} has no row, {why}" for (problem, method), why in findings.lost.items()]
+            other = OTHER_CODE * bool(study.of_other_code)
+            text = "\n\n".join(filter(None, [experiment.report(findings), "\n".join(lost)]))
+            whole = "\n\n".join(filter(None, [experiment.note, other, text]))
+            write_outputs(study.out, command, whole, {**settings, **findings.content()})
+    except TimeIsUp:
+        print(f"the time is up; the same command goes on from {study.out}")
+        if not text:
+            print("no row is finished yet")
+            return study.findings
     if not text:
         raise RuntimeError("; ".join(f"{p}, {m}: {why}" for (p, m), why in study.findings.lost.items()))
     experiment.figure(study.out / "figure.png", study.findings, study.store)

@@ -41,12 +41,12 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else float("nan")
 
 
-def spread(values: Sequence[float], decimals: int, *, with_std: bool = True) -> str:
+def spread(values: Sequence[float], decimals: int) -> str:
     """Mean ± standard deviation, in so many decimals; the mean alone for one value, a dash for none."""
     if not values:
         return "–"
     mean, std = mean_and_std(values)
-    return f"{mean:.{decimals}f} ± {std:.{decimals}f}" if with_std and len(values) > 1 else f"{mean:.{decimals}f}"
+    return f"{mean:.{decimals}f} ± {std:.{decimals}f}" if len(values) > 1 else f"{mean:.{decimals}f}"
 
 
 def with_error(values: Sequence[float], decimals: int) -> str:
@@ -60,9 +60,3 @@ def with_error(values: Sequence[float], decimals: int) -> str:
 def finished(results: Sequence[R]) -> list[R]:
     """The runs that did not diverge."""
     return [result for result in results if result.diverged is None]
-
-
-def with_failures(text: str, results: Sequence[Outcome]) -> str:
-    """A label or a cell, with the number of runs that diverged, if there are any."""
-    failed = len(results) - len(finished(results))
-    return f"{text} ({failed} of {len(results)} diverged)" if failed else text

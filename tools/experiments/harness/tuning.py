@@ -87,6 +87,11 @@ class Tuning(Generic[C, R]):
             raise RuntimeError(f"it diverged at every learning rate of {sorted({c.lr for c in self.trials})}")
         return order[0]
 
+    @property
+    def at_edge(self) -> bool:
+        """True if several were tried, and the best rate is the smallest or the largest of them."""
+        return len(self.trials) > 1 and bool(self.edges())
+
     def edges(self) -> list[int]:
         """−1 if no learning rate below the chosen one was tried, 1 if none above it."""
         rates, lr = [choice.lr for choice in self.trials], self.chosen.lr

@@ -24,7 +24,7 @@ from experiments.harness.options import (
 )
 from experiments.harness.output import counted
 from experiments.harness.run_store import RunStore, data_fingerprint
-from experiments.harness.study import Experiment, Findings, Job, Measure, carry_out
+from experiments.harness.study import Experiment, Findings, Job, Measure, Stores
 from experiments.harness.tables import markdown, rectangular
 from experiments.harness.tuning import Choice, rates_around
 from experiments.multi_task.methods import ENERGIES, METHODS, Settings
@@ -152,7 +152,7 @@ class MultiTask(Experiment):
 
     def report(self, findings: Findings) -> str:
         """Tables of the paper, a row a data set and task, and of the runs."""
-        parts = [self.note]
+        parts = []
         for score, (heading, factor, decimals) in SCORES.items():
             rows = []
             for problem, methods in findings.runs.items():
@@ -173,7 +173,7 @@ class MultiTask(Experiment):
         parts += [f"### Runs, {problem}\n\n{findings.table(problem, measures)}" for problem in findings.runs]
         return "\n\n".join(filter(None, [*parts, findings.tuning_table()]))
 
-    def figure(self, path: Path, findings: Findings, store: Any) -> None:
+    def figure(self, path: Path, findings: Findings, store: Stores) -> None:
         """Draw a row a score, a column a data set: a method's seeds as points, the tasks beside each other."""
         fig = new_figure(3.6 * len(findings.runs) + 2.4, 7.6)
         axes = fig.subplots(len(SCORES), len(findings.runs), squeeze=False, sharey="row")
@@ -197,8 +197,3 @@ class MultiTask(Experiment):
         handles, labels = axes[0, 0].get_legend_handles_labels()
         fig.legend(handles, labels, loc="outside right upper", frameon=False)
         fig.savefig(path, dpi=110)
-
-
-def multi_task(options: TaskOptions, command: str) -> Findings:
-    """Tune, train and score every method on every data set, and write."""
-    return carry_out(MultiTask(options), options, command)

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from experiments.harness.options import DataOptions, OutputOptions, names_once, one_of, positive
-from experiments.harness.run_store import fingerprint
-from experiments.harness.study import Experiment, Findings, Job, Run, carry_out
+from experiments.harness.run_store import RunStore, fingerprint
+from experiments.harness.study import Experiment, Findings, Job, Run
 from experiments.harness.tables import markdown, with_error
 from experiments.tables.data import CLASSIFICATIONS, FEWER, GAPS, REGRESSIONS, SPLITS, Table, load
 from experiments.tables.methods import METHODS
@@ -131,7 +131,7 @@ class Tables(Experiment):
         left_out = ("bde-benchmark",) if classes else ("logistic",)
         return [method for method in self.options.methods if method not in left_out]
 
-    def seeds(self, problem: str) -> Sequence[int]:
+    def seeds(self, problem: str, method: str) -> Sequence[int]:
         return (0,)
 
     def rows(self, problem: str) -> dict[str, np.ndarray]:
@@ -149,7 +149,7 @@ class Tables(Experiment):
         estimator = BayesianMLPClassifier() if classes else BayesianMLPRegressor()
         return {"defaults": str(sorted(estimator.get_params().items())) if job.method == "ours" else ""}
 
-    def run(self, job: Job, store: Any) -> Run:
+    def run(self, job: Job, store: RunStore) -> Run:
         rows = self.rows(job.problem)
         result = run(self.options, job.method, job.problem.split()[1], rows)
         return {**result, "plain": {part: plain(rows, part) for part in result["parts"]}}
@@ -210,8 +210,3 @@ def answers(findings: Findings) -> str:
         f"Log density of ours at least bde's: {of(better)}; at half of its CPU-seconds or less too: {of(cheap)}. "
         f"Coverage of ours within two points of 90 %: {of(within)}."
     )
-
-
-def tables(options: TablesOptions, command: str) -> Findings:
-    """Make every run, and write tables and numbers after each."""
-    return carry_out(Tables(options), options, command)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from experiments.harness.figures import new_figure
-from experiments.harness.options import at_least
-from experiments.harness.output import settings_of, write_outputs
+from experiments.harness.options import OutputOptions, at_least
+from experiments.harness.run_store import RunStore
+from experiments.harness.study import Experiment, Findings, Job, Stores
 from experiments.harness.tables import markdown
 from learned_samplers.checks.linear import read_linear_step
 from learned_samplers.checks.simulation import Simulation
@@ -45,7 +46,7 @@ Point = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
-class Bias:
+class Bias(OutputOptions):
     """Bias of every hand-designed sampler's variance against its step size: a figure each, for its page."""
 
     samplers: tuple[str, ...] = ()  # Samplers; none stands for all.
@@ -253,23 +254,38 @@ def figure(curves: dict[str, list[Point]], *, dark: bool) -> Any:
     return fig
 
 
-def draw(options: Bias, command: str) -> None:
-    """Measure, and write NAME_light.png, NAME_dark.png and the table."""
-    torch.set_num_threads(1)
-    options.out.mkdir(parents=True, exist_ok=True)
-    rows, numbers = [], {}
-    for name in options.samplers or CURVES:
-        curves = {label: measure(options) for label, measure in CURVES[name].items()}
-        for theme in ("light", "dark"):
-            fig = figure(curves, dark=theme == "dark")
-            fig.savefig(options.out / f"{name}_{theme}.png", dpi=120, facecolor=fig.get_facecolor())
-        for label, points in curves.items():
-            at = {x: (bias, error) for x, bias, error in points}
-            rows.append({"sampler": name, "curve": label} | {f"x = {x:g}": _cell(at.get(x)) for x in _SHOWN})
-        numbers[name] = curves
-    text = markdown(rows)
-    write_outputs(options.out, command, text, {"settings": settings_of(options), "curves": numbers})
-    print(f"{text}\nwritten to {options.out}")
+class Biases(Experiment):
+    """Every sampler once; its run is its curves."""
+
+    def problems(self) -> Sequence[str]:
+        return ("bias",)
+
+    def methods(self, problem: str) -> Sequence[str]:
+        return self.options.samplers or tuple(CURVES)
+
+    def seeds(self, problem: str, method: str) -> Sequence[int]:
+        return (self.options.seed,)
+
+    def made_of(self, job: Job) -> dict[str, Any]:
+        return {"coordinates": self.options.coordinates}
+
+    def run(self, job: Job, store: RunStore) -> dict[str, Any]:
+        return {"curves": {label: measure(self.options) for label, measure in CURVES[job.method].items()}}
+
+    def report(self, findings: Findings) -> str:
+        rows = []
+        for name, (run,) in findings.runs["bias"].items():
+            for label, points in run["curves"].items():
+                at = {x: (bias, error) for x, bias, error in points}
+                rows.append({"sampler": name, "curve": label} | {f"x = {x:g}": _cell(at.get(x)) for x in _SHOWN})
+        return markdown(rows)
+
+    def figure(self, path: Path, findings: Findings, store: Stores) -> None:
+        """Draw NAME_light.png and NAME_dark.png of each sampler."""
+        for name, (run,) in findings.runs["bias"].items():
+            for theme in ("light", "dark"):
+                fig = figure(run["curves"], dark=theme == "dark")
+                fig.savefig(path.parent / f"{name}_{theme}.png", dpi=120, facecolor=fig.get_facecolor())
 
 
 def _cell(point: tuple[float, float] | None) -> str:

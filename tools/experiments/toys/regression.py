@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from experiments.harness.one_dimension import deviations, draw, regions, training_points
 from experiments.harness.options import OutputOptions, at_least, not_negative, positive
 from experiments.harness.run_store import RunStore
-from experiments.harness.study import Experiment, Findings, Job, Measure, carry_out
+from experiments.harness.study import Experiment, Findings, Job, Measure, Stores
 from learned_samplers import HMC, L2E, SGHMC, AdaptedSGHMC, PosteriorSamples, SampleCollection, Sampler
 from meta_tasks.progress import progress
 
@@ -84,7 +84,7 @@ class GapRegression(Experiment):
     def methods(self, problem: str) -> Sequence[str]:
         return METHODS
 
-    def seeds(self, problem: str) -> Sequence[int]:
+    def seeds(self, problem: str, method: str) -> Sequence[int]:
         return (self.options.seed,)
 
     def made_of(self, job: Job) -> dict[str, Any]:
@@ -168,13 +168,7 @@ class GapRegression(Experiment):
                 sampler.step(closure)
         return samples, sampler.acceptance_rate
 
-    def figure(self, path: Path, findings: Findings, store: Any) -> None:
+    def figure(self, path: Path, findings: Findings, store: Stores) -> None:
         names = {m: Job("regression", m, self.choices("", m)[0], self.options.seed).name for m in findings.methods()}
         functions = {m: store("regression").read_tensors(name, "functions")["values"] for m, name in names.items()}
         draw(path, functions, self.grid, (self.x, self.y), 4.0)
-
-
-def regression(options: Regression, command: str) -> Findings:
-    """Run the methods; write figure, table and numbers."""
-    torch.set_num_threads(1)
-    return carry_out(GapRegression(options), options, command)

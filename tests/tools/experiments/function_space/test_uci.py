@@ -11,7 +11,6 @@ from experiments.function_space.uci import (
     RATES,
     UCI,
     Fit,
-    Protocol,
     Regressions,
     difference,
     fit,
@@ -25,17 +24,7 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 from learned_samplers.particles import FittedPrior
 
 NOISE = 0.1
-SMALL = Protocol(
-    particles=8,
-    hidden=20,
-    small=(50, 400, 0),
-    hmc_chains=4,
-    hmc_warmup=200,
-    hmc_burn_in=40,
-    hmc_trajectories=40,
-    hmc_thinning=2,
-    leapfrog_steps=20,
-)
+SMALL = UCI(particles=8, hidden=20, steps=400, hmc_trajectories=40, leapfrog_steps=20)
 
 
 def linear_data(groups=2, seed=0):
@@ -133,7 +122,7 @@ def test_rates_are_extended_where_the_best_lies_at_an_edge(tmp_path, monkeypatch
     monkeypatch.setattr(Regressions, "run", run)
     write(tmp_path, made(60))
     options = UCI(sets=("yacht",), data=str(tmp_path), out=tmp_path / "out")
-    assert Study(Regressions(options), options).choice("yacht", "SVGD").lr == chosen
+    assert Study(Regressions(options), options).tuning("yacht", "SVGD").chosen.lr == chosen
     assert tried == [0.004, 0.016, 0.064, *beyond]
 
 

@@ -17,7 +17,6 @@ from experiments.harness.runs.trials import candidates
 from experiments.multi_task.methods import METHODS as TASK_METHODS
 
 import learned_samplers
-from learned_samplers import approximations, particles
 
 
 @dataclass(frozen=True)
@@ -51,20 +50,6 @@ def test_an_unknown_name_is_refused_with_the_known_ones(capsys):
 @pytest.mark.parametrize("methods", [RUN_METHODS, TASK_METHODS, REGRESSION_METHODS, BANDIT_METHODS])
 def test_no_two_methods_have_the_same_name_in_any_case(methods):
     assert len({name.lower() for name in methods}) == len(methods)
-
-
-def test_samplers_have_the_names_of_their_classes():
-    """Of those that are neither optimizers and ensembles nor a sampler in another form."""
-    others = {"CyclicalL2E", "AdaptedWhitenedSGHMC", "AdaptedL2E", "CyclicalAdaptedL2E", "L2EPaper"}
-    others |= {"AdaptedAsItComes", "AdaptedL2EAsItComes", "AdaptedL2EChains", "PlannedWhitenedSGHMC", "PrecondL2E"}
-    others |= {"SingleTask", "MTSGDCode", "PlainEnsemble", "Bootstrap"}
-    for name, method in RUN_METHODS.items():
-        if method.averaging != "samples" and name not in ("SWAG", "IVON"):
-            others.add(name)
-    every = {*RUN_METHODS, *TASK_METHODS, *REGRESSION_METHODS, *BANDIT_METHODS}
-    known = {*dir(learned_samplers), *dir(approximations), *dir(particles)}
-    assert every - others <= known
-    assert others <= every
 
 
 @pytest.mark.parametrize("name", ["AdaptedAsItComes", "AdaptedL2EAsItComes"])

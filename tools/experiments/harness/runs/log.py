@@ -38,7 +38,8 @@ class Log:
         self.validate_every = self.every * (POINTS // VALIDATIONS)
         self.validation_seconds = 0.0
         self.start, self.seconds = time.perf_counter(), 0.0  # of this command, and of earlier ones
-        self.gradients, self.acceptance_rate = 0, None
+        self.gradients = 0
+        self.acceptance_rate: float | None = None
         self.temperatures: list[dict[str, Any]] = []
         self.losses: list[float] = []
         self.loss, self.count = torch.zeros((), device=data.train_x.device), 0
@@ -50,9 +51,8 @@ class Log:
         return {"loss": self.loss.cpu(), "seconds": seconds, **{name: getattr(self, name) for name in names}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from the state of an earlier command; its gradients are not done again, and leave the bar's total."""
-        if self.bar.total is not None:
-            self.bar.total -= state["gradients"] - self.gradients
+        """Go on from the state of an earlier command, whose gradients are not done again."""
+        self.bar.update(state["gradients"] - self.gradients)
         for name, value in state.items():
             setattr(self, name, value.to(self.loss.device) if isinstance(value, Tensor) else value)
         self.start = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -58,28 +59,32 @@ class Plan:
         return steps
 
 
-Build = Callable[[Groups, Plan], Any]
+Build = Callable[[Groups, Plan], torch.optim.Optimizer]
 Further = Callable[[Plan], Any]
 
 
-def optimizer(make: Any, **further: Further) -> Build:
+def optimizer(make: Callable[..., torch.optim.Optimizer], **further: Further) -> Build:
     """Builder of ``make(groups, lr, weight_decay=λ/N, **further)``: the mode of the posterior that samplers sample."""
 
-    def build(groups: Groups, plan: Plan) -> Any:
+    def build(groups: Groups, plan: Plan) -> torch.optim.Optimizer:
         decay = plan.settings.prior_precision / plan.num_data
         return make(groups, plan.lr, weight_decay=decay, **{name: value(plan) for name, value in further.items()})
 
     return build
 
 
+def _constant(value: Any, plan: Plan) -> Any:
+    return value
+
+
 def sampler(name: str, **further: Further) -> Build:
     """Builder of a sampler of the table with T, λ and further arguments, functions of the `Plan`."""
 
-    def build(groups: Groups, plan: Plan) -> Any:
+    def build(groups: Groups, plan: Plan) -> torch.optim.Optimizer:
         s = plan.settings
         arguments: dict[str, Any] = {"temperature": s.temperature, "prior_precision": s.prior_precision}
         arguments |= {key: value(plan) for key, value in further.items()}
-        make: Any = SAMPLERS[name].sampler
+        make: Callable[..., torch.optim.Optimizer] = SAMPLERS[name].sampler
         return make(groups, plan.lr, plan.num_data, **arguments)
 
     return build
@@ -227,7 +232,6 @@ _ROWS: dict[str, RunMethod] = {
     # The eps with which the tables were made; the default is larger.
     "PSGLD": RunMethod(sampler("PSGLD", eps=lambda plan: 1e-8), 3e-3, tunes=_CHAIN),
     "SGHMC": _chain("SGHMC", 0.05),
-    "BAOA": _chain("BAOA", 0.05),
     # The mass is adapted for the first half of burn-in and frozen for the other.
     "AdaptedSGHMC": _chain("AdaptedSGHMC", 3e-3, warmup_steps=lambda plan: plan.burn_in(0.5)),
     "WhitenedSGHMC": _chain("WhitenedSGHMC", 5e-4),
@@ -241,7 +245,6 @@ _ROWS: dict[str, RunMethod] = {
         0.003,
         planned=True,
     ),
-    "SGNHT": _chain("SGNHT", 0.05),
     "CyclicalSGMCMC": replace(
         _chain("CyclicalSGMCMC", 0.07, **_CYCLES, **_EXPLORING), tunes=(*_CYCLICAL, "momentum_decay"), cyclical=True
     ),
@@ -287,12 +290,14 @@ _ROWS: dict[str, RunMethod] = {
     ),
     "MetaSGMCMC": RunMethod(sampler("MetaSGMCMC", **_NETWORK), 0.05, tunes=_CHAIN, network="meta-sgmcmc"),
 }
-# A sampler that a user has registered is a method, too, with its settings of the table.
-_ROWS |= {
-    name: RunMethod(sampler(name, **{key: lambda plan, v=value: v for key, value in entry.settings.items()}), 0.05)
-    for name, entry in SAMPLERS.items()
-    if name not in _ROWS and not entry.needs_closure
-}
+# The other samplers of the table, those that a user has registered among them, with their settings of the table.
+for _name, _entry in SAMPLERS.items():
+    if _name not in _ROWS and not _entry.needs_closure:
+        _settings: dict[str, Further] = {key: partial(_constant, value) for key, value in _entry.settings.items()}
+        _tunes = _CHAIN_MOMENTUM if "momentum_decay" in inspect.signature(_entry.sampler).parameters else _CHAIN
+        _ROWS[_name] = RunMethod(
+            sampler(_name, **_settings, **(_FRICTION if "momentum_decay" in _tunes else {})), 0.05, tunes=_tunes
+        )
 #: Methods in the order in which they are offered.
 METHODS: dict[str, RunMethod] = {name: replace(method, name=name) for name, method in _ROWS.items()}
 

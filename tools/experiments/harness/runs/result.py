@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from experiments.harness.runs.methods import METHODS
 from experiments.harness.runs.settings import Settings
-from experiments.harness.tables import with_failures
 from learned_samplers.learned import weights
-
-# Scores of a run, as they stand in tables: key, heading, decimals. `metrics.summary` says what each is.
-SCORES = (
-    ("accuracy", "accuracy", 4),
-    ("nll", "NLL", 4),
-    ("ece", "ECE", 4),
-    ("brier", "Brier", 4),
-    ("ood_auroc", "OOD AUROC", 3),
-)
 
 #: The curves of a run, `Result.curves`, with the number of samples at which each begins.
 CURVES = {"accuracy": 1, "nll": 1, "ece": 1, "brier": 1, "kld": 2}
@@ -107,10 +97,10 @@ class Result:
         return None if self.ess is None or not self.is_chain else self.ess / self.seconds
 
 
-def label(results: Sequence[Result]) -> str:
-    """Name of the runs' row in tables, with the name of a learned sampler's weights, and failures."""
-    name = results[0].settings.get("weights")
-    return with_failures((results[0].row or results[0].method) + (f" [{Path(name).stem}]" if name else ""), results)
+def label(result: Result) -> str:
+    """Name of a run's row in tables, with the name of a learned sampler's weights."""
+    name = result.settings.get("weights")
+    return (result.row or result.method) + (f" [{Path(name).stem}]" if name else "")
 
 
 def new_result(

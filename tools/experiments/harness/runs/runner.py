@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +63,6 @@ class Runs:
         self, data: ImageData, ood: Mapping[str, ImageData], store: RunStore, resume: Resume | None = None
     ) -> None:
         self.data, self.ood, self.store, self.resume = data, ood, store, resume or Resume()
-        self.seen: set[str] = set()
 
     def run(
         self,
@@ -72,33 +70,24 @@ class Runs:
         method_name: str,
         lr: float,
         seed: int,
-        *,
         title: str = "",
-        bar: Any = None,
-        test: bool = True,
         variant: str = "",
         row: str = "",
+        *,
+        test: bool = True,
     ) -> Result:
         """Do a run, or read its result if it is on disk with the same settings."""
         settings = METHODS[method_name].settings(settings, self.data.num_data)
-        steps = settings.budget(self.data.num_data)
         result = new_result(settings, method_name, lr, seed, variant, own_network(settings, self.data), row)
         finished = self._finished(result, settings, test)
         if finished is None:
             checkpoint = self.resume.checkpoint(result, self.store)
             self.store.begin(result.name, "samples", "predictions")
-            with nullcontext(bar) if bar is not None else progress(total=steps, unit="grad") as shown:
-                shown.set_description(title or result.name)
-                self._train(result, settings, steps, shown, test, checkpoint)
+            steps = settings.budget(self.data.num_data)
+            with progress(total=steps, unit="grad", desc=title or result.name, leave=False) as bar:
+                self._train(result, settings, Log(bar, self.data, steps), test, checkpoint)
             self.keep(result)
             checkpoint.remove()
-            if bar is not None:
-                bar.total -= steps - result.gradient_evaluations
-        elif bar is not None and result.name not in self.seen:
-            bar.total -= steps
-        if bar is not None:
-            bar.refresh()
-        self.seen.add(result.name)
         return finished or result
 
     def _finished(self, wanted: Result, settings: Settings, test: bool) -> Result | None:
@@ -113,17 +102,15 @@ class Runs:
             self.keep(result)
         return result
 
-    def _train(
-        self, result: Result, settings: Settings, steps: int, bar: Any, test: bool, checkpoint: Checkpoint
-    ) -> None:
+    def _train(self, result: Result, settings: Settings, log: Log, test: bool, checkpoint: Checkpoint) -> None:
         """Train, collect, score, and write the numbers into ``result``."""
-        method, data = METHODS[result.method], self.data
+        method, data, steps = METHODS[result.method], self.data, settings.budget(self.data.num_data)
+        plan = method.plan(settings, result.lr, data.num_data, steps)
         draws = Minibatches(data, settings, result.seed)
         torch.manual_seed(result.seed)
         samples: SampleCollection | None = None
-        log = Log(bar, data, steps)
         try:
-            samples = Training(method, settings, result.lr, data, steps, draws, log, checkpoint).samples()
+            samples = Training(method, plan, data, draws, log, checkpoint).samples()
         except (Diverged, FloatingPointError, NotFinite) as error:
             result.diverged = str(error)
         synchronize(data.train_x.device)
@@ -170,11 +157,9 @@ class Runs:
         self.store.path(result.name, "samples", ".safetensors").unlink(missing_ok=True)
 
 
-def store_for(
-    out: Path, data: ImageData, ood: Mapping[str, ImageData] | None = None, *, fresh: bool = False
-) -> RunStore:
-    """The store of runs on these data."""
-    return RunStore(out, data_fingerprint(data, *(images.test_x for images in (ood or {}).values())), fresh=fresh)
+def fingerprint_of(data: ImageData, ood: Mapping[str, ImageData]) -> str:
+    """Fingerprint of all that runs are made and scored with."""
+    return data_fingerprint(data, *(images.test_x for images in ood.values()))
 
 
 def predictions(result: Result, out: Path) -> dict[str, Tensor]:

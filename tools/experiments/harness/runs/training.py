@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -21,49 +22,60 @@ from experiments.harness.runs.methods import Plan, RunMethod
 from experiments.harness.runs.minibatches import Minibatches
 from experiments.harness.runs.networks import build_network, parameter_groups
 from experiments.harness.runs.settings import Settings
-from learned_samplers.approximations import SWAG
+from learned_samplers import HMC, CyclicalSchedule
+from learned_samplers.approximations import IVON, SWAG
 from learned_samplers.classical.cycles import cyclical_phase
 from learned_samplers.classical.warmup import warmup_of
 from learned_samplers.posterior.collect import PosteriorSamples, SampleCollection
 from learned_samplers.posterior.normalisation import normalisation_buffers
 from meta_tasks.datasets import ArrayData, ImageData
 
+Schedule = LRScheduler | CyclicalSchedule
 FULL_BATCH_CHUNK = 4096  # examples run at once for a gradient over the whole training set
 MOVING_SHARE = 0.1  # of the budget that a moving average of the weights remembers
 
 
 @dataclass(frozen=True)
 class Training:
-    """A run of a method, before it is run: ``steps`` minibatch gradients, in the end `samples`."""
+    """A run of a method, before it is run: `steps` minibatch gradients, in the end `samples`."""
 
     method: RunMethod
-    settings: Settings
-    lr: float
+    plan: Plan
     data: ImageData
-    steps: int
     minibatches: Minibatches
     log: Log
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+
+    @property
+    def settings(self) -> Settings:
+        return self.plan.settings
+
+    @property
+    def steps(self) -> int:
+        return self.plan.steps
 
     def samples(self) -> SampleCollection:
         """Train; the weights whose predictions are averaged."""
         return AVERAGES[self.method.averaging](self)
 
-    def begin(self, steps: int) -> tuple[nn.Module, Any]:
+    def begin(self, steps: int) -> tuple[nn.Module, Optimizer]:
         """A fresh network, and its optimizer or sampler for so many steps."""
         model = build_network(self.settings, self.data)
-        return model, self.method.build(parameter_groups(model), self.plan(steps))
+        return model, self.method.build(parameter_groups(model), replace(self.plan, steps=steps))
 
-    def plan(self, steps: int) -> Plan:
-        return self.method.plan(self.settings, self.lr, self.data.num_data, steps)
-
-    def annealing(self, optimizer: Any, steps: int) -> LRScheduler | None:
+    def annealing(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:
         """Half a cosine from the rate to its share `final_lr`; None where the rate is constant."""
         share = self.settings.final_lr
-        return None if share == 1 else CosineAnnealingLR(optimizer, steps, share * self.lr)
+        return None if share == 1 else CosineAnnealingLR(optimizer, steps, share * self.plan.lr)
 
     def loop(
-        self, model: nn.Module, optimizer: Any, steps: int, schedule: Any = None, member: int = 0, **parts: Any
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        steps: int,
+        schedule: Schedule | None = None,
+        member: int = 0,
+        **parts: Any,
     ) -> None:
         """The ordinary training loop, `steps` minibatches long; it goes on from the state of an earlier command."""
         log, cost, device = self.log, self.method.gradients_per_step, self.data.train_x.device
@@ -114,7 +126,7 @@ class Training:
 
         return plain
 
-    def _step_with_closure(self, model: nn.Module, optimizer: Any, x: Tensor, y: Tensor, loss: Tensor) -> None:
+    def _step_with_closure(self, model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor, loss: Tensor) -> None:
         """A step whose closure returns the loss whose gradients are there already, and then computes it anew."""
         calls = 0
 
@@ -128,7 +140,7 @@ class Training:
             again.backward()
             return again
 
-        optimizer.step(closure)
+        optimizer.step(closure)  # type: ignore[arg-type]  # a tensor, as torch's own examples have it
         self.log.count_gradients(calls)
 
     def members(self) -> list[tuple[int, int]]:
@@ -175,8 +187,9 @@ def _snapshots(run: Training) -> SampleCollection:
         return _full_batch(run)
     steps = run.steps // run.method.gradients_per_step
     model, sampler = run.begin(steps)
-    cyclical = run.method.cyclical
-    schedule = run.method.schedule(sampler, run.plan(steps)) if cyclical else run.annealing(sampler, steps)
+    schedule: Schedule | None = run.annealing(sampler, steps)
+    if run.method.cyclical:
+        schedule = run.method.schedule(sampler, replace(run.plan, steps=steps))
     with PosteriorSamples(model, sampler, **collection(run.method, run.settings, steps)) as samples:
         run.loop(model, sampler, steps, schedule, samples=samples)
     return samples
@@ -196,7 +209,7 @@ def _gaussian_draws(run: Training) -> SampleCollection:
     """Draws from the Gaussian that a run has fitted: an optimizer's own (at a decaying rate), or else SWAG's."""
     model, optimizer = run.begin(run.steps)
     count = run.settings.num_samples
-    if hasattr(optimizer, "sampled_params"):
+    if isinstance(optimizer, IVON):
         run.loop(model, optimizer, run.steps, CosineAnnealingLR(optimizer, run.steps))
         return SampleCollection.from_draws(model, optimizer.sampled_params, count)
     # Fitted to twice as many states as a chain gives samples, evenly over the rest of the run.
@@ -211,6 +224,7 @@ def _full_batch(run: Training) -> SampleCollection:
     settings, data, log = run.settings, run.data, run.log
     trajectories = settings.trajectories(data.num_data)
     model, sampler = run.begin(trajectories)
+    assert isinstance(sampler, HMC)
 
     def closure() -> Tensor:
         sampler.zero_grad(set_to_none=True)

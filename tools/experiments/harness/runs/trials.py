@@ -19,7 +19,7 @@ SHORT_NAMES = {
     "exploration_ratio": "exploration",
     "burn_in": "burn-in",
     "final_lr": "final lr",
-    "prior_precision": "decay",
+    "prior_precision": "λ",
 }
 
 
@@ -30,19 +30,12 @@ class Setting(Choice):
     also: tuple[tuple[str, float], ...] = ()
 
     @property
-    def numbers(self) -> dict[str, float]:
-        """All of it by name."""
-        return {"lr": self.lr, **dict(self.also)}
-
-    @property
     def variant(self) -> str:
         """Part of the name of a run's files that says what else than the learning rate was tuned."""
         return "_".join(f"{name[0]}{value:g}" for name, value in self.also)
 
-    def text(self, num_data: int) -> str:
-        """The same for people: momentum decay a, temperature T, an optimizer's weight decay λ/N on the mean loss."""
-        shown = {name: value / num_data if name == "prior_precision" else value for name, value in self.also}
-        return ", ".join(f"{SHORT_NAMES[name]} {value:.3g}" for name, value in shown.items())
+    def __str__(self) -> str:
+        return ", ".join([super().__str__(), *(f"{SHORT_NAMES[name]} {value:.3g}" for name, value in self.also)])
 
 
 def candidates(

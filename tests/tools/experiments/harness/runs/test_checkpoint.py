@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from experiments.harness.run_store import RunStore
 from experiments.harness.runs import checkpoint
 from experiments.harness.runs.checkpoint import Checkpoint, TimeIsUp, packed, unpacked
 from experiments.harness.runs.methods import METHODS
-from experiments.harness.runs.runner import Resume, Runs, store_for
+from experiments.harness.runs.runner import Resume, Runs
 from experiments.harness.runs.settings import Settings
 
 SETTINGS = Settings(
@@ -24,7 +25,7 @@ def test_a_run_that_was_broken_off_ends_as_one_that_was_not(name, tmp_path, monk
     settings = replace(SETTINGS, augment=name != "HMC", steps=240 if name == "HMC" else 60)
     data = settings.load_data(None)
     rate = METHODS[name].rate(settings, data.num_data)
-    whole = Runs(data, {}, store_for(tmp_path / "whole", data)).run(settings, name, rate, 1)
+    whole = Runs(data, {}, RunStore(tmp_path / "whole")).run(settings, name, rate, 1)
     resume, stops = Resume(tmp_path / "state", minutes=0.0), iter(range(10**6))
     keep = Checkpoint.keep
 
@@ -36,9 +37,9 @@ def test_a_run_that_was_broken_off_ends_as_one_that_was_not(name, tmp_path, monk
     monkeypatch.setattr(Checkpoint, "keep", stopping)
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
-            Runs(data, {}, store_for(tmp_path / "broken", data), resume).run(settings, name, rate, 1)
+            Runs(data, {}, RunStore(tmp_path / "broken"), resume).run(settings, name, rate, 1)
     assert len(list((tmp_path / "state").glob("*.pt"))) == 1
-    resumed = Runs(data, {}, store_for(tmp_path / "broken", data), resume).run(settings, name, rate, 1)
+    resumed = Runs(data, {}, RunStore(tmp_path / "broken"), resume).run(settings, name, rate, 1)
     assert not list((tmp_path / "state").iterdir())
     for field in ("scores", "curves", "gradient_evaluations", "mean_temperatures", "acceptance_rate", "diverged"):
         assert getattr(resumed, field) == getattr(whole, field), field

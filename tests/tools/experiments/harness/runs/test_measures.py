@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from experiments.harness.run_store import RunStore
 from experiments.harness.runs.measures import mean_temperatures, median_ess, overall, score
 from experiments.harness.runs.result import Result
-from experiments.harness.runs.runner import store_for
 
 from learned_samplers import diagnostics
 from meta_tasks.datasets import ImageData
@@ -25,7 +25,7 @@ class Fake:
 def test_predictions_of_other_images_count_too(tmp_path, other, diverged):
     x, y = torch.rand(6, 1, 2, 2), torch.arange(6) % 2
     data = ImageData("tiny", 2, x, y, x, y, x, y)
-    result, store = Result("SGD", 0.1, 0, {}, validation_nll=0.7), store_for(tmp_path, data)
+    result, store = Result("SGD", 0.1, 0, {}, validation_nll=0.7), RunStore(tmp_path)
     store.begin(result.name, "predictions")
     score(result, Fake(torch.full((6, 2), 0.5), torch.full((6, 2), other)), data, {"others": data}, store)
     assert result.diverged == diverged

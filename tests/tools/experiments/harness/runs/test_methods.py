@@ -101,7 +101,7 @@ def test_optimizers_get_the_priors_decay_and_samplers_the_posterior():
     for name in ("SGD", "DeepEnsemble", "SGDEMA", "Adam", "AdamAverage", "Muon", "ShampooEnsemble"):
         assert built(name, settings).param_groups[0]["weight_decay"] == 0.02, name
     assert built("SGD", settings).param_groups[0]["momentum"] == 0.8
-    for name in ("SGLD", "SGHMC", "BAOA", "MCLMC", "IVON", "L2E", "HMC"):
+    for name in ("SGLD", "SGHMC", "MCLMC", "IVON", "L2E", "HMC"):
         group = built(name, settings).param_groups[0]
         assert (group["lr"], group["temperature"], group["prior_precision"]) == (0.01, 0.5, 2.0), name
     assert built("SGHMC", settings).param_groups[0]["momentum_decay"] == 0.2

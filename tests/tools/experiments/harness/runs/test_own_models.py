@@ -50,15 +50,6 @@ def own(factory, name="network"):
     return ["--model", f"{factory}:{name}", "--dataset", f"npz:{factory.parent / 'table.npz'}"]
 
 
-def test_given_settings_with_a_factory_of_a_file_and_a_table(tmp_path, factory, capsys):
-    budget = ["--steps", "600", "--leapfrog-steps", "2", "--sampler", "SGHMC", "HMC", "SGD"]
-    compare.main([*SMALL, *own(factory), *budget, "--out", str(tmp_path / "out")])
-    text = (tmp_path / "out" / "table.md").read_text()
-    assert all(heading in text for heading in ("accuracy", "NLL", "ECE")), text
-    assert "diverged" not in text
-    assert "2 classes" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("layers", "named"),
     [("nn.Linear(3, 2), nn.Softmax(1)", "softmax"), ("nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)", "running")],
