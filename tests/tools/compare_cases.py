@@ -14,7 +14,8 @@ SMALL = ["--grid", "2", "--tries", "2", "--tune-seeds", "1", "--extensions", "0"
 
 def numbers(out: Path) -> dict:
     """Budget → row → its runs, the setting that was chosen, and those that were tried."""
-    content, budgets = json.loads((out / "results.json").read_text()), {}
+    content = json.loads((out / "results.json").read_text())
+    budgets: dict[str, dict] = {}
     for problem, rows in content["runs"].items():
         for row, runs in rows.items():
             place = {"problem": problem, "method": row}

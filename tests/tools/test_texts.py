@@ -1,5 +1,7 @@
 """compare.py on texts in the format of IMDB's archive."""
 
+import shlex
+
 import compare
 import pytest
 import torch
@@ -9,21 +11,8 @@ from learned_samplers import PosteriorSamples
 from tests.meta_tasks.datasets.imdb_archive import write_archive
 from tests.tools.compare_cases import numbers
 
-TINY = ["--dataset", "imdb", "--length", "12", "--validation", "4", "--batch-size", "4", "--width", "8"]
-RUN = [
-    "--steps",
-    "8",
-    "--num-samples",
-    "2",
-    "--burn-in",
-    "0.5",
-    "--seeds",
-    "1",
-    "--sampler",
-    "SGHMC",
-    "SGD",
-    "--given-settings",
-]
+TINY = shlex.split("--dataset imdb --length 12 --validation 4 --batch-size 4 --width 8")
+RUN = shlex.split("--steps 8 --num-samples 2 --burn-in 0.5 --seeds 1 --sampler SGHMC SGD --given-settings")
 
 
 @pytest.mark.parametrize("model", ["cnn_lstm", "transformer"])

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from experiments.compare.corruptions import NONE, CorruptedImages, corruption_tables
+from experiments.compare import corruptions
+from experiments.compare.corruptions import NONE, CorruptedImages
 from experiments.compare.figures import draw_all
 from experiments.compare.options import CompareOptions
 from experiments.compare.presets import PRESETS
@@ -169,6 +170,9 @@ class Comparison(Experiment):
                     scores = images.scores(runs.samples(result, self.settings(job)), corruption)
                     result.corruptions["scores"][corruption] = scores
                     runs.keep(result)
+        for _, run in finals:
+            if run["diverged"] is None:
+                run |= corruptions.numbers(self.results[run["file"]].corruptions or {})
 
     # ------------------------------------------------------------------------------------------------------ report
 
@@ -214,10 +218,11 @@ class Comparison(Experiment):
             for measures in (SCORES, (*ROBUST, *ood_measures(self.options.settings.ood)), HEALTH):
                 parts.append(findings.table(problem, measures, labels.__getitem__, settings=measures is SCORES))
             parts.append(layers(results) if self.options.convergence else "")
-            parts += corruption_tables(results) if self.options.corruptions else []
-            columns = {m.key: m for m in (*SCORES, *ROBUST, *PAIRS)}
+            for columns in corruptions.COLUMNS:
+                parts.append(findings.table(problem, columns, labels.__getitem__, settings=False))
+            averaged = {m.key: m for m in (*SCORES, *ROBUST, *PAIRS)}
             means[gradients(problem)] = {
-                name: {key: statistics.fmean(values) for key, m in columns.items() if (values := m.values(runs))}
+                name: {key: statistics.fmean(values) for key, m in averaged.items() if (values := m.values(runs))}
                 for name, runs in by_method.items()
             }
             if nlls := {labels[name]: row["nll"] for name, row in means[gradients(problem)].items() if "nll" in row}:
@@ -227,6 +232,7 @@ class Comparison(Experiment):
                 parts.append(f"- Tuned to the edge of what was tried: {', '.join(edges)}.")
         preset = PRESETS.get(self.options.preset or "")
         criterion = "" if preset is None or preset.criterion is None else preset.criterion(means)
+        parts.append(corruptions.NOTE if self.options.corruptions else "")
         return "\n\n".join(filter(None, [*parts, criterion]))
 
     def figure(self, path: Path, findings: Findings, store: Stores) -> None:

@@ -1,15 +1,16 @@
-"""Test images under the corruptions of CIFAR-10-C, re-created: a run's scores, and their tables."""
+"""Test images under the corruptions of CIFAR-10-C, re-created: a run's scores, and their columns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from experiments.harness.runs.result import Result
-from experiments.harness.tables import finished, markdown, spread
+from experiments.harness.study import Measure
 from learned_samplers import metrics
 from learned_samplers.posterior.collect import SampleCollection
 from meta_tasks.datasets import ArrayData, ImageData, TokenData
@@ -62,28 +63,21 @@ class CorruptedImages:
         return [name for name in (NONE, *RECREATED) if name not in scored["scores"]]
 
 
-def by_severity(results: Sequence[Result], key: str) -> np.ndarray:
-    """Means of a measure over the corruptions at severities 0 to 5, (finished runs, 6)."""
-    scores = [result.corruptions["scores"] for result in finished(results) if result.corruptions]
-    rows = [[*run[NONE][key], *np.mean([run[name][key] for name in RECREATED], axis=0)] for run in scores]
-    return np.array(rows).reshape(-1, LARGEST_SEVERITY + 1)
+def numbers(scored: Mapping[str, Any]) -> dict[str, float]:
+    """Means of each measure over the corruptions, by the keys of `COLUMNS`."""
+    scores = scored["scores"]
+    means = {
+        key: [*scores[NONE][key], *np.mean([scores[name][key] for name in RECREATED], axis=0)] for key, *_ in MEASURES
+    }
+    return {f"{key} at {severity}": float(value) for key, by in means.items() for severity, value in enumerate(by)}
 
 
-def corruption_tables(runs: Mapping[str, Sequence[Result]]) -> list[str]:
-    """A table of each measure: a row a method, a column a severity, after a line on the images."""
-    tables = []
-    for key, heading, decimals in MEASURES:
-        rows = []
-        for name, results in runs.items():
-            columns = enumerate(by_severity(results, key).T)
-            cells = {str(severity): spread(values.tolist(), decimals) for severity, values in columns}
-            rows.append({f"{heading} at severity": name, **cells})
-        tables.append(markdown(rows))
-    scored = next((r.corruptions for results in runs.values() for r in results if r.corruptions), None)
-    if scored is None:
-        return []
-    note = (
-        f"The {len(RECREATED)} corruptions of CIFAR-10-C, re-created (frost is made up, not photographed), of "
-        f"{scored['images']} test images; means over them, severity 0 is none."
-    )
-    return [note, *tables]
+#: Columns of a table of each measure.
+COLUMNS = [
+    [Measure(f"{key} at {severity}", f"{heading} at {severity}", decimals) for severity in range(LARGEST_SEVERITY + 1)]
+    for key, heading, decimals in MEASURES
+]
+NOTE = (
+    f"Test images under the {len(RECREATED)} corruptions of CIFAR-10-C, re-created (frost is made up, not "
+    "photographed), at severities 1 to 5; means over the corruptions, 0 is none."
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,7 +28,7 @@ from experiments.harness.study import Experiment, Findings, Job, Measure, Stores
 from experiments.harness.tables import markdown, rectangular
 from experiments.harness.tuning import Choice, rates_around
 from experiments.multi_task.methods import ENERGIES, METHODS, Settings
-from experiments.multi_task.training import make_network, scores_of, short, train
+from experiments.multi_task.training import make_network, scores_of, train
 from learned_samplers import plots
 from meta_tasks.datasets import MultiTaskData, load_overlaid
 
@@ -133,7 +133,7 @@ class MultiTask(Experiment):
 
     def settings(self, job: Job) -> Settings:
         settings = self.options.settings
-        return short(settings, self.options.tune_epochs) if job.tuning else settings
+        return replace(settings, epochs=self.options.tune_epochs) if job.tuning else settings
 
     def made_of(self, job: Job) -> dict[str, Any]:
         return asdict(self.settings(job))

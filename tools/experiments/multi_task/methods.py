@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -54,15 +54,19 @@ class TaskMethod:
     """Row of the comparison.
 
     Attributes:
-        build: (groups, lr, N, settings, further keywords) → sampler.
+        sampler: its class.
         lr: centre of the grid of learning rates.
+        fixed: settings that it has whatever the options say.
+        taken: settings that it takes from the options, by the options' names.
         repels: the particles repel each other, so that the scale of the energies matters.
         separate: each task has a network of its own, with nothing shared.
         features: the closure returns the logits beside the losses, for the kernel.
     """
 
-    build: Callable[..., ParticleSampler]
+    sampler: Callable[..., ParticleSampler]
     lr: float
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    taken: Mapping[str, str] = field(default_factory=dict)
     repels: bool = False
     separate: bool = False
     features: bool = False
@@ -85,31 +89,19 @@ class SingleTasks(LinearScalarisation):
         return losses[0].detach()
 
 
-def _plain(cls: Callable[..., ParticleSampler], **fixed: Any) -> Callable[..., ParticleSampler]:
-    return lambda groups, lr, num_data, settings, **more: cls(groups, lr, num_data, **fixed, **more)
-
-
-def _mt_sgd(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
-    rule: Any = {key: getattr(settings, key) for key in ("target_weights", "gradient_normalisation")}
-    return MTSGD(groups, lr, num_data, **rule, **more)
-
-
-def _moo_svgd(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
-    return MOOSVGD(groups, lr, num_data, kernel_on=settings.moo_svgd_kernel_on, **more)
-
-
 _CODE = {"target_weights": "gradients", "kernel_on": "features", "gradient_normalisation": "coordinate"}
+_RULE = {name: name for name in ("target_weights", "gradient_normalisation")}
 #: In the order of the paper's tables; MTSGDCode is the rule of the published code, SVGD has equal weights. SingleTask,
 #: of Table 2, has an ensemble of independent networks for each task.
 METHODS: dict[str, TaskMethod] = {
-    "SingleTask": TaskMethod(_plain(SingleTasks), 0.1, separate=True),
-    "LinearScalarisation": TaskMethod(_plain(LinearScalarisation), 0.1),
-    "MGDA": TaskMethod(_plain(MGDA), 0.1),
-    "ParetoMTL": TaskMethod(_plain(ParetoMTL), 0.1),
-    "MOOSVGD": TaskMethod(_moo_svgd, 0.2, repels=True),
-    "MTSGD": TaskMethod(_mt_sgd, 0.2, repels=True),
-    "MTSGDCode": TaskMethod(_plain(MTSGD, **_CODE), 0.2, repels=True, features=True),
-    "SVGD": TaskMethod(_plain(MTSGD, target_weights="equal"), 0.2, repels=True),
+    "SingleTask": TaskMethod(SingleTasks, 0.1, separate=True),
+    "LinearScalarisation": TaskMethod(LinearScalarisation, 0.1),
+    "MGDA": TaskMethod(MGDA, 0.1),
+    "ParetoMTL": TaskMethod(ParetoMTL, 0.1),
+    "MOOSVGD": TaskMethod(MOOSVGD, 0.2, taken={"moo_svgd_kernel_on": "kernel_on"}, repels=True),
+    "MTSGD": TaskMethod(MTSGD, 0.2, taken=_RULE, repels=True),
+    "MTSGDCode": TaskMethod(MTSGD, 0.2, _CODE, repels=True, features=True),
+    "SVGD": TaskMethod(MTSGD, 0.2, {"target_weights": "equal"}, repels=True),
 }
 
 #: Scales of the energies: N times the mean loss, the Bayesian posterior; or the mean loss itself, as in the published
@@ -121,7 +113,9 @@ def make_sampler(
     method: str, groups: Any, lr: float, energy: str, num_data: int, settings: Settings
 ) -> ParticleSampler:
     """The sampler of a method, which hands its direction to SGD with momentum."""
-    scale = num_data if energy == "posterior" else 1
-    more: dict[str, Any] = {"temperature": settings.temperature} if METHODS[method].repels else {}
+    row = METHODS[method]
+    more: dict[str, Any] = {name: getattr(settings, option) for option, name in row.taken.items()} | dict(row.fixed)
+    if row.repels:
+        more["temperature"] = settings.temperature
     base = partial(torch.optim.SGD, momentum=settings.momentum)
-    return METHODS[method].build(groups, lr, scale, settings, base_optimizer=base, **more)
+    return row.sampler(groups, lr, num_data if energy == "posterior" else 1, base_optimizer=base, **more)

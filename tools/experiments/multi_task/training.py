@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
 
 from experiments.harness.devices import synchronize
 from experiments.multi_task.methods import METHODS, Settings, make_sampler
@@ -39,7 +40,8 @@ def train(
     per_epoch = data.num_data // size
     total = per_epoch * settings.epochs
     sampler = make_sampler(method, network.groups(), lr, energy, data.num_data, settings)
-    batches = torch.Generator().manual_seed(seed)
+    factor = partial(schedule, total=total, warm_up=settings.warm_up, halve_every=settings.halve_every)
+    rates, batches = LambdaLR(sampler, factor), torch.Generator().manual_seed(seed)
     weights: list[Tensor] = []
     best: dict[str, Tensor] = {}
     numbers: dict[str, Any] = {"curve": [], "best_epoch": 0, "score": float("inf"), "constant": 0, "seconds": 0.0}
@@ -47,12 +49,10 @@ def train(
         for epoch in range(settings.epochs):
             start = time.perf_counter()
             order = torch.randperm(data.num_data, generator=batches).to(data.train_y.device)
-            for number, index in enumerate(order.split(size)[:per_epoch]):
-                factor = schedule(epoch * per_epoch + number, total, settings.warm_up, settings.halve_every)
-                for group in sampler.param_groups:
-                    group["lr"] = lr * factor
+            for index in order.split(size)[:per_epoch]:
                 x, y = network.inputs(data.train_x[index]), data.train_y[index]
                 sampler.step(lambda: closure(network, x, y, METHODS[method].features))  # noqa: B023
+                rates.step()
                 if sampler.weights is not None:
                     weights.append(sampler.weights.reshape(-1, len(data.tasks)).mean(0))
                 bar.update()
@@ -77,11 +77,6 @@ def scores_of(network: LeNet, data: MultiTaskData) -> dict[str, Any]:
     over = (confidence - torch.tensor(ensemble["accuracy"], device=confidence.device)).mean().item()
     by_task = {f"{key} {task}": v for key, vs in ensemble.items() for task, v in zip(data.tasks, vs, strict=True)}
     return {**by_task, "accuracy_of_one": torch.tensor(alone).mean().item(), "overconfidence": over}
-
-
-def short(settings: Settings, epochs: int) -> Settings:
-    """Settings of a tuning run: the learning rate's schedule spans its epochs."""
-    return replace(settings, epochs=epochs)
 
 
 def closure(network: LeNet, x: Tensor, y: Tensor, with_features: bool) -> Any:

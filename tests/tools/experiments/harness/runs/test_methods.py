@@ -54,7 +54,7 @@ def test_the_settings_that_are_tried():
     decays = candidates(METHODS["Adam"], 2, 1, {"prior_precision": (0.0, 1.0)})
     assert {setting.also for setting in decays} == {(("prior_precision", 0.0),), (("prior_precision", 1.0),)}
     assert {setting.variant for setting in decays} == {"p0", "p1"}
-    assert {setting.text(100) for setting in decays} == {"decay 0", "decay 0.01"}
+    assert {str(setting) for setting in decays} == {"lr 0.003, λ 0", "lr 0.003, λ 1"}
     alone = candidates(METHODS["L2E"], 9, 6, {"temperature": (1.0,)})
     assert len({setting.lr for setting in alone}) == 9, "with nothing else to tune there are more learning rates"
     assert len({name[0] for name in SHORT_NAMES}) == len(SHORT_NAMES), "names of a run's files must not collide"

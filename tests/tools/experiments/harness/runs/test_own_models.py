@@ -1,5 +1,6 @@
 """Networks and data of a user's own in the tools."""
 
+import shlex
 import subprocess
 import sys
 
@@ -16,19 +17,7 @@ from torch import nn
 def network(input_shape, outputs):
     return nn.Sequential(nn.Linear(input_shape[0], 8), nn.Tanh(), nn.Linear(8, outputs))
 """
-SMALL = [
-    "--given-settings",
-    "--steps",
-    "60",
-    "--batch-size",
-    "16",
-    "--num-samples",
-    "6",
-    "--seeds",
-    "1",
-    "--prior-precision",
-    "1",
-]
+SMALL = shlex.split("--given-settings --steps 60 --batch-size 16 --num-samples 6 --seeds 1 --prior-precision 1")
 
 
 def table(n=240, *, seed=0):
@@ -143,35 +132,24 @@ def test_a_partial_function_is_read_back_by_another_process_until_its_file_chang
 
 
 def test_what_a_network_is_when_it_is_new():
-    class Scaled(nn.Linear):
-        def extra_repr(self):
-            return f"{object()}"
-
-    def drawn(scale=1.0):
-        network = nn.Linear(3, 2)
-        nn.init.constant_(network.bias, scale)
-        return network
-
-    def found(make):
-        return own_models.network_fingerprint(make, torch.linspace(-1, 1, 12).view(4, 3))
-
     class Activated(nn.Linear):
+        def __init__(self, function, bias=0.0):
+            super().__init__(3, 2)
+            self.function = function
+            nn.init.constant_(self.bias, bias)
+
         def forward(self, x):
             return self.function(super().forward(x))
 
-    def computing(function):
-        def make():
-            network = Activated(3, 2)
-            network.function = function
-            return network
+        def extra_repr(self):
+            return f"{object()}"  # an address in memory
 
-        return found(make)
+    def fingerprint(make, *arguments):
+        return own_models.network_fingerprint(lambda: make(*arguments), torch.linspace(-1, 1, 12).view(4, 3))
 
     numbers = torch.get_rng_state()
-    assert found(drawn) == found(drawn)
-    assert found(drawn) != found(lambda: drawn(2.0)), "values"
-    assert found(lambda: nn.Dropout(0.1)) != found(lambda: nn.Dropout(0.2))
-    assert found(lambda: Scaled(3, 2)) == found(lambda: Scaled(3, 2))
-    assert computing(torch.relu) == computing(torch.relu)
-    assert computing(torch.relu) != computing(torch.tanh), "of equal modules and weights"
+    assert fingerprint(Activated, torch.relu) == fingerprint(Activated, torch.relu)
+    assert fingerprint(Activated, torch.relu) != fingerprint(Activated, torch.relu, 2.0), "values"
+    assert fingerprint(Activated, torch.relu) != fingerprint(Activated, torch.tanh), "of equal modules and weights"
+    assert fingerprint(nn.Dropout, 0.1) != fingerprint(nn.Dropout, 0.2), "modules without weights"
     assert torch.equal(torch.get_rng_state(), numbers), "no generator goes on"
