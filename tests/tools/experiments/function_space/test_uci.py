@@ -7,16 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from experiments.function_space.uci import (
-    RATES,
-    UCI,
-    Fit,
-    Regressions,
-    difference,
-    fit,
-    prior_by_group,
-    scores,
-)
+from experiments.function_space.splits import Fit, fit, prior_by_group, scores
+from experiments.function_space.uci import RATES, UCI, Regressions, difference
 from experiments.harness.study import Study
 from experiments.harness.uci_data import RegressionData, load, standardise, validation_folds
 from torch.distributions import Categorical, MixtureSameFamily, Normal

@@ -79,12 +79,19 @@ def test_what_diverges_costs_its_row_or_is_counted(tmp_path):
     assert "| fixed (2 of 2 diverged) |" in (tmp_path / "counted" / "table.md").read_text()
 
 
+class Endless(Squares):
+    """Its second problem takes longer than there is time."""
+
+    def methods(self, problem):
+        return ("fixed",)
+
+    def seeds(self, problem, method):
+        return (1,) if problem == "one" else (99,)
+
+
 def test_a_command_whose_time_is_up_leaves_its_table(tmp_path, capsys):
-    options = Options(out=tmp_path, seed=98, seeds=2)
-    experiment = Squares(options)
-    experiment.methods = lambda problem: ("fixed",)
-    experiment.seeds = lambda problem, method: (1,) if problem == "one" else (99,)
-    findings = carry_out(experiment, options, "python tools/squares.py")
+    options = Options(out=tmp_path)
+    findings = carry_out(Endless(options), options, "python tools/squares.py")
     assert list(findings.runs) == ["one"]
     assert "the time is up; the same command goes on from" in capsys.readouterr().out
     assert (tmp_path / "table.md").is_file()
