@@ -47,6 +47,7 @@ SLOW = frozenset(
         "learned_samplers/diagnostics/test_learning_coefficient.py",
         "learned_samplers/estimators/test_mlp.py",
         "learned_samplers/estimators/test_sampling.py",
+        "learned_samplers/integrations/test_huggingface.py",
         "learned_samplers/learned/native/test_library.py",
         "learned_samplers/learned/test_kinetic.py",
         "learned_samplers/learned/test_meta_sgmcmc_law.py",

@@ -1,7 +1,5 @@
 """The adapter to ``laplace-torch``: with a stand-in everywhere, with the package where it is installed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

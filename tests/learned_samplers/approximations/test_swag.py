@@ -1,7 +1,5 @@
 """SWAG draws from the Gaussian of a trajectory whose moments are known, and its draws are samples like all others."""
 
-from __future__ import annotations
-
 import gc
 import io
 import weakref
@@ -9,7 +7,6 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from learned_samplers import SGHMC, SampleCollection
 from learned_samplers.approximations import SWAG
@@ -110,17 +107,15 @@ def test_a_resumed_swag_goes_on_with_its_draws(own):
     assert not torch.equal(resumed, first)
 
 
-@pytest.mark.parametrize("sampler", [True, False])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(("backend", "sampler"), [("eager", True), ("aot_eager", False)])
 def test_a_compiled_step_is_collected_from(backend, sampler):
     """That of torch's optimizers breaks its graph by itself."""
 
     def fitted(compile_step):
         torch.compiler.reset()
         model = small_network()
-        optimizer = (
-            SGHMC(model.parameters(), 0.5, 16, temperature=0.0) if sampler else torch.optim.SGD(model.parameters(), 0.5)
-        )
+        params = model.parameters()
+        optimizer = SGHMC(params, 0.5, 16, temperature=0.0) if sampler else torch.optim.SGD(params, 0.5)
         swag = SWAG(model, optimizer, burn_in=4, thinning=2, rank=3)
         step = optimizer.step
         if compile_step:
@@ -171,21 +166,7 @@ def test_batch_normalisation_is_refused_or_computed_anew():
     assert samples.predict(small_data()[0]).shape == (16, 2)
 
 
-def test_an_average_of_weights_by_torch_predicts_as_a_collection_of_one():
-    """How the documentation makes EMA and SWA baselines."""
-    model = small_network()
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    for _ in range(20):
-        optimizer.step(closure_for(model, optimizer))
-        average.update_parameters(model)
-    samples = SampleCollection.from_samples(model, [average.module.state_dict()])
-    x = small_data()[0]
-    assert torch.allclose(samples.predict(x), average(x).softmax(1))
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("joins", ["group", "unfrozen"])
+@pytest.mark.parametrize(("joins", "compiled"), [("group", False), ("unfrozen", False), ("unfrozen", True)])
 def test_a_parameter_that_joins_later_is_refused_when_a_state_is_due(joins, compiled):
     """In every draw it had the value of the last step."""
     model = small_network()

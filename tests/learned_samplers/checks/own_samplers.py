@@ -1,7 +1,5 @@
 """Samplers of a user's own, which know nothing of this library, good and faulty."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Kernels of other libraries: the real ones where they are installed, and a stand-in of the form of posteriors."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import NamedTuple

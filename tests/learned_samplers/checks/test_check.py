@@ -1,11 +1,9 @@
 """`check_sampler` on samplers of others: good, biased, unstable, whole matrices, and what too little can say."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from learned_samplers import HMC, SGHMC, SGLD, SGNHT, check_sampler
+from learned_samplers import SGHMC, SGLD, SGNHT, check_sampler
 from tests.learned_samplers.checks.own_samplers import Langevin, N, bent, changed
 
 
@@ -84,12 +82,7 @@ def test_a_simulated_bias_above_half_of_the_variance_says_nothing_of_how_it_scal
     assert exact.verdict == "O(h)", "linear algebra knows better"
 
 
-def test_hmc_is_checked_chain_by_chain_without_being_told():
-    settings = dict(stiffness=(0.5,), coordinates=4000, steps=150, refinement=1.5)
-    assert check_sampler(lambda p: HMC(p, 0.1, N), **settings).verdict == "exact"
-
-
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_chain_that_mixes_slowly_is_not_called_wrong(seed):
     """The measured variance is off by more than the tolerance, and by less than its own standard error allows."""
     settings = dict(coordinates=4000, stiffness=(0.05, 0.2), steps=300, seed=seed)

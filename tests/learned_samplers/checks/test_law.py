@@ -1,7 +1,5 @@
 """`Law`: what holds and what does not, slopes, the power that a report states, and the time that a run may take."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

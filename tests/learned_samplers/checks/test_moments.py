@@ -1,7 +1,5 @@
 """Faults that variances alone do not show: chains that hardly move, noise that is not normal, kept or shared."""
 
-from __future__ import annotations
-
 import math
 import re
 
@@ -167,9 +165,6 @@ def test_right_samplers_pass_where_they_are_simulated(make):
     assert "kurtosis" not in report.reason
 
 
-# ---------------------------------------------------------------- coordinates that share their noise
-
-
 class OneNumber(Langevin):
     def draw(self, p):
         return torch.randn(1, dtype=p.dtype)
@@ -221,7 +216,7 @@ def test_shared_noise_is_found(cls, message, bend):
     assert re.search(message, report.reason), report.reason
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_independent_coordinates_are_not_called_correlated(seed):
     """A thermostat that all share correlates their squares, not the coordinates."""
     for make in (Langevin, lambda p: SGLD(p, 0.1, N), lambda p: SGNHT(p, 0.1, N)):
@@ -250,7 +245,11 @@ def test_errors_are_those_of_independent_chains(size, decay):
         assert largest[10.0] > 2
 
 
-def test_a_correlation_that_vanishes_with_lr_is_not_told():
+def test_a_correlation_that_vanishes_with_lr_is_not_told_nor_that_of_a_chain_that_does_not_move():
+    law = JointLaw(10, [1.0])
+    for _ in range(10):
+        law.see([torch.zeros(5)])
+    assert law.moments() == []
     coarse = JointMoment("{}", 0.4, 1e-3, 6.0)
 
     def refined(value):
@@ -261,10 +260,3 @@ def test_a_correlation_that_vanishes_with_lr_is_not_told():
     assert correlated([coarse], refined(0.35), 0.02, 4.0) is coarse
     assert correlated([JointMoment("{}", 0.01, 1e-3, 6.0)], None, 0.02, 4.0) is None, "within the tolerance"
     assert correlated([JointMoment("{}", 0.4, 0.1, 6.0)], None, 0.02, 4.0) is None, "within its errors"
-
-
-def test_a_chain_that_does_not_move_has_no_correlations():
-    law = JointLaw(10, [1.0])
-    for _ in range(10):
-        law.see([torch.zeros(5)])
-    assert law.moments() == []

@@ -1,7 +1,5 @@
 """Refusals of `check_sampler` and `suggest_lr`: an error of its class that names the argument or the sampler."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The report and its verdict, on measurements that are made up."""
 
-from __future__ import annotations
-
 from learned_samplers import SGHMC, check_sampler
 from learned_samplers.checks import CurvatureResult, report
 from tests.learned_samplers.checks.own_samplers import N

@@ -1,7 +1,5 @@
 """`suggest_lr`: curvatures against autograd's Hessian, limits and biases against the closed forms."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np
@@ -13,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from learned_samplers import BAOA, SGHMC, SGLD, suggest_lr
 from learned_samplers.checks.step_size import MeanLoss, largest_curvature
 from tests.harness import small_data, small_network
+from tests.learned_samplers.posterior.common import Built
 
 N, CROSS_ENTROPY = 500, nn.functional.cross_entropy
 
@@ -41,19 +40,12 @@ def test_the_curvature_is_the_hessians_largest_eigenvalue(chunk):
     assert report.residual < 1e-3 * report.curvature
 
 
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inside, self.last = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.last(self.inside(x, x, x, need_weights=False)[0].mean(1))
-
-
 def test_attention_has_a_curvature():
     """The kernel that torch takes for it on a CPU, flash attention, has no second derivative."""
     torch.manual_seed(0)
-    model, x, y = Attention(), torch.randn(12, 5, 4), torch.arange(12) % 2
+    parts = {"inside": nn.MultiheadAttention(4, 2, batch_first=True), "last": nn.Linear(4, 2)}
+    model = Built(lambda m, x: m.last(m.inside(x, x, x, need_weights=False)[0].mean(1)), **parts)
+    x, y = torch.randn(12, 5, 4), torch.arange(12) % 2
     report = suggest_lr(
         model, CROSS_ENTROPY, (x, y), lambda p: SGLD(p, 0.1, N), batch_size=6, chunk_size=5, iterations=40
     )
@@ -75,15 +67,9 @@ def test_the_residual_bounds_the_error():
 def _quadratic(curvature):
     """A network whose mean loss is ½·curvature·θ² in each of two coordinates (the second ten times softer)."""
 
-    class Bowl(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.theta = nn.Parameter(torch.zeros(2))
-
-        def forward(self, x):
-            return (0.5 * torch.tensor([curvature, curvature / 10]) * self.theta**2).sum() + 0 * x.sum()
-
-    return Bowl(), lambda output, target: output, (torch.zeros(4, 1), torch.zeros(4))
+    stiffness = torch.tensor([curvature, curvature / 10])
+    bowl = Built(lambda m, x: (0.5 * stiffness * m.theta**2).sum() + 0 * x.sum(), theta=nn.Parameter(torch.zeros(2)))
+    return bowl, lambda output, target: output, (torch.zeros(4, 1), torch.zeros(4))
 
 
 @pytest.mark.parametrize(
@@ -120,16 +106,9 @@ def test_the_prior_adds_to_the_curvature():
 def test_the_heat_is_that_of_the_minibatches():
     """Mean loss ½(θ−xₙ)² with x of variance 1: a batch of b has gradients of variance 1/b."""
 
-    class Mean(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.theta = nn.Parameter(torch.zeros(200))
-
-        def forward(self, x):
-            return 0.5 * ((self.theta - x) ** 2).sum(1)
-
     x = torch.randn(4000, 200)
-    problem = (Mean(), lambda output, _: output.mean(), (x, torch.zeros(4000)), lambda p: SGHMC(p, 0.1, N))
+    mean = Built(lambda m, x: 0.5 * ((m.theta - x) ** 2).sum(1), theta=nn.Parameter(torch.zeros(200)))
+    problem = (mean, lambda output, _: output.mean(), (x, torch.zeros(4000)), lambda p: SGHMC(p, 0.1, N))
     report = suggest_lr(*problem, batch_size=20, allowed_heat=1e6)
     for row in report.rows:
         variance = N**2 / 20
@@ -157,20 +136,15 @@ def test_a_suggestion_beside_small_batches_keeps_the_posteriors_width():
     assert max(heats.values()) > 50
 
 
-def test_numpys_integers_are_seeds():
-    model, data = small_network(), small_data()
-
-    def curvature(seed):
-        return suggest_lr(model, CROSS_ENTROPY, data, lambda p: SGLD(p, 0.1, N), seed=seed, iterations=2).curvature
-
-    assert curvature(np.int64(3)) == curvature(3) != curvature(4)
-
-
 def test_running_statistics_weights_and_the_global_generator_stay():
     model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Tanh(), nn.Linear(6, 2))
     x, y = small_data()
     before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
-    suggest_lr(model, CROSS_ENTROPY, (x, y), lambda p: SGLD(p, 0.1, N), batch_size=4)
+    one, same, other = (
+        suggest_lr(model, CROSS_ENTROPY, (x, y), lambda p: SGLD(p, 0.1, N), batch_size=4, iterations=2, seed=seed)
+        for seed in (3, np.int64(3), 4)
+    )
+    assert one.curvature == same.curvature != other.curvature
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
     assert all(p.grad is None for p in model.parameters())
@@ -179,9 +153,7 @@ def test_running_statistics_weights_and_the_global_generator_stay():
 def test_weights_that_the_loss_does_not_reach_have_no_curvature():
     x, y = small_data()
     used = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))
-    more = copy.deepcopy(used)
-    more.idle = nn.Linear(4, 4)
-    more.forward = lambda inputs: more[2](more[1](more[0](inputs)))
+    more = Built(lambda m, x: m.used(x), used=copy.deepcopy(used), idle=nn.Linear(4, 4))
     without_idle, with_idle = (
         suggest_lr(model, CROSS_ENTROPY, (x, y), lambda p: SGLD(p, 0.1, N), batch_size=4) for model in (used, more)
     )

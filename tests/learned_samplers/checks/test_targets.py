@@ -1,7 +1,5 @@
 """Targets of a user's own: moments of a double well and of a Gaussian, by optimizers and by other kernels."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -17,9 +17,6 @@ def autoregressive(rho, chains=4, draws=4000, coordinates=20, seed=0):
     return signal.lfilter([1], [1, -rho], noise, axis=1)
 
 
-# -- effective sample size ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", ["mean", "bulk"])
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.9, -0.5])
 def test_ess_of_an_autoregressive_chain(rho, method):
@@ -28,14 +25,8 @@ def test_ess_of_an_autoregressive_chain(rho, method):
     assert estimate.shape == (20,)
     # One estimate scatters by about 10 % at ρ = 0.9; the mean of twenty by 2 %.
     assert estimate.mean() == pytest.approx(expected, rel=0.08)
-
-
-def test_ess_per_second():
-    draws = autoregressive(0.5, draws=500)
-    assert diagnostics.ess_per_second(draws, 4.0) == pytest.approx(diagnostics.ess(draws).mean() / 4)
-
-
-# -- R-hat ------------------------------------------------------------------------------------------------------------
+    if method == "mean":  # the default
+        assert diagnostics.ess_per_second(autoregressive(rho), 4.0) == pytest.approx(estimate.mean() / 4)
 
 
 @pytest.mark.parametrize("method", ["rank", "split"])

@@ -18,6 +18,8 @@ def test_cosine_similarity():
     # From (1, 0, 0) the directions are (0, 1, 0) and (−3, 0, 0).
     apart = diagnostics.cosine_similarity(vectors[1:], torch.tensor([1.0, 0, 0]))
     np.testing.assert_allclose(apart, np.eye(2), atol=1e-12)
+    arrays = diagnostics.cosine_similarity(vectors[1:].numpy(), origin=np.array([1.0, 0, 0]))
+    np.testing.assert_allclose(arrays, apart, atol=1e-12)
 
 
 def test_the_order_of_the_names_does_not_matter():
@@ -29,9 +31,6 @@ def test_the_order_of_the_names_does_not_matter():
     np.testing.assert_allclose(diagnostics.cosine_similarity(turned), expected, rtol=1e-12)
     assert expected[0, 1] == pytest.approx(1)
     assert abs(expected[0, 2]) < 0.9
-
-
-# -- lines ------------------------------------------------------------------------------------------------------------
 
 
 def at(*values):
@@ -91,9 +90,3 @@ def test_the_loss_gets_the_weights_in_their_shapes_and_at_least_in_float32():
     diagnostics.loss_lines(pair, lambda state: seen.append(state) or 0.0, num_points=3)
     assert len(seen) == 3
     assert all(state["a"].dtype == torch.float32 and state["a"].shape == (4, 3) for state in seen)
-
-
-def test_arrays_have_the_cosines_of_tensors():
-    rows = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    expected = diagnostics.cosine_similarity(rows, origin=torch.ones(4))
-    np.testing.assert_allclose(diagnostics.cosine_similarity(rows.numpy(), origin=np.ones(4)), expected, rtol=1e-6)

@@ -6,44 +6,34 @@ from torch import nn
 
 from learned_samplers import PosteriorSamples, diagnostics, metrics
 from learned_samplers.posterior import OwnBuffers
-from tests.learned_samplers.posterior.common import collect, collection, ensemble, frozen, network, one_of_many, sgd
+from tests.learned_samplers.posterior.common import (
+    Built,
+    collect,
+    collection,
+    ensemble,
+    frozen,
+    network,
+    one_of_many,
+    sgd,
+)
 from tests.learned_samplers.posterior.test_collection import MergingLoRA
 
 X, LABELS = torch.linspace(-1, 1, 40).view(10, 4), torch.arange(10) % 2
 
 
-class Scaled(nn.Module):
-    """A linear layer whose outputs are scaled by a buffer."""
-
-    def __init__(self, scale=1.0):
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-        self.register_buffer("scale", torch.tensor(scale))
-
-    def forward(self, x):
-        return self.layer(x) * self.scale
+def scaled():
+    return Built(lambda m, x: m.layer(x) * m.scale, layer=nn.Linear(4, 2), scale=nn.Buffer(torch.tensor(2.5)))
 
 
-class TwoTypes(nn.Module):
+def two_types():
     """A layer in bfloat16, and one in float32."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 5).bfloat16(), nn.Linear(5, 2)
-
-    def forward(self, x):
-        return self.second(self.first(x.bfloat16()).float())
+    layers = {"first": nn.Linear(4, 5).bfloat16(), "second": nn.Linear(5, 2)}
+    return Built(lambda m, x: m.second(m.first(x.bfloat16()).float()), **layers)
 
 
-class Dictionary(nn.Module):
+def dictionary(name="logits"):
     """Its output is a dictionary, of the logits and something else."""
-
-    def __init__(self, name="logits"):
-        super().__init__()
-        self.layer, self.name = nn.Linear(4, 2), name
-
-    def forward(self, x):
-        return {"hidden": x, self.name: self.layer(x)}
+    return Built(lambda m, x: {"hidden": x, name: m.layer(x)}, layer=nn.Linear(4, 2))
 
 
 SCORES = {"nll": metrics.nll, "error": lambda p, y: 1 - metrics.accuracy(p, y)}
@@ -61,10 +51,10 @@ IMAGES = X.view(10, 1, 2, 2)
 @pytest.mark.parametrize(
     ("make", "x", "labels", "options"),
     [
-        (lambda: Scaled(2.5), X, LABELS, {}),
-        (TwoTypes, X, LABELS, {}),
-        (Dictionary, X, LABELS, {}),
-        (lambda: Dictionary("classes"), X, LABELS, {"select": "classes"}),
+        (scaled, X, LABELS, {}),
+        (two_types, X, LABELS, {}),
+        (dictionary, X, LABELS, {}),
+        (lambda: dictionary("classes"), X, LABELS, {"select": "classes"}),
         (lambda: nn.Linear(4, 2), X.double().numpy(), LABELS.numpy(), {}),
         (lambda: nn.Linear(4, 1), X, LABELS, {"output": "binary"}),
         (lambda: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), X, LABELS, {"output": "binary"}),
@@ -82,7 +72,7 @@ IMAGES = X.view(10, 1, 2, 2)
 def test_a_sample_has_the_loss_of_its_prediction(make, x, labels, options, kind):
     samples = collection(ensemble(make))
     single = [rows(found) for found in samples.predict_samples(x, vectorize=False, **options)]
-    if isinstance(samples.model, Scaled):
+    if make is scaled:
         samples.model.scale.fill_(0.1)  # the network's own has changed since
     loss = diagnostics.network_loss(samples, x, labels, kind=kind, batch_size=4, **options)
     expected = [SCORES[kind](p, labels.reshape(-1)) for p in single]
@@ -105,9 +95,6 @@ def test_a_large_loss_is_not_cut_where_the_probability_is_zero():
     assert diagnostics.network_loss(samples, X, 0 * LABELS)(weights) == 1000
 
 
-# -- what has no loss -------------------------------------------------------------------------------------------------
-
-
 def test_buffers_of_each_samples_own_are_refused():
     torch.manual_seed(0)
     model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 8)), nn.Tanh(), nn.Linear(8, 3))
@@ -128,7 +115,7 @@ def test_buffers_of_each_samples_own_are_refused():
         (lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), {}, LABELS, ValueError, "probabilities already"),
         (lambda: nn.Sequential(nn.Linear(4, 4), nn.Unflatten(1, (2, 2))), {}, LABELS, ValueError, "class_axis=1"),
         (lambda: nn.Linear(4, 2), {"output": lambda p: p}, LABELS, ValueError, "output"),
-        (Dictionary, {"select": "other"}, LABELS, ValueError, "select='other'"),
+        (dictionary, {"select": "other"}, LABELS, ValueError, "select='other'"),
         (lambda: nn.Linear(4, 2), {}, LABELS.float(), TypeError, r"labels.*float32"),
         (lambda: nn.Linear(4, 2), {}, LABELS[:, None], ValueError, r"labels.*\(10, 1\)"),
         (lambda: nn.Linear(4, 2), {}, LABELS + 1, ValueError, "labels.*2"),

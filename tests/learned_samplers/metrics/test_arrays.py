@@ -27,16 +27,12 @@ def test_arrays_of_every_form_are_read(form):
     )
     warmer = metrics.with_temperature(change(PROBS), 2.0)
     assert torch.equal(warmer, metrics.with_temperature(PROBS, 2.0))
+    model = torch.nn.Linear(3, 2)
+    samples = SampleCollection.from_samples(model, [model.state_dict()])
+    assert torch.equal(samples.predict(change(PROBS)), samples.predict(PROBS))
 
 
 def test_tables_are_read_by_position_whatever_their_index_says():
     index = np.arange(len(PROBS))[::-1] + 5
     found = metrics.nll(pd.DataFrame(PROBS, index), pd.Series(LABELS, index))
     assert found == metrics.nll(PROBS, LABELS)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_inputs_of_every_form_are_read(form):
-    model = torch.nn.Linear(3, 2)
-    samples = SampleCollection.from_samples(model, [model.state_dict()])
-    assert torch.equal(samples.predict(FORMS[form](PROBS)), samples.predict(PROBS))

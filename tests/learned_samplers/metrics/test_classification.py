@@ -48,6 +48,8 @@ def test_small_example_by_hand():
     assert list(scores) == ["accuracy", "nll", "ece", "brier"]
     assert all(type(score) is float for score in scores.values())
     assert metrics.summary(PROBS, LABELS, PROBS)["ood_auroc"] == 0.5
+    for dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64):
+        assert metrics.accuracy(PROBS, LABELS.to(dtype)) == 0.5
 
 
 @settings(max_examples=40, deadline=None)
@@ -68,6 +70,9 @@ def test_properties(count, classes, num_bins, seed, dtype, numpy):
     onehot = torch.eye(classes, dtype=torch.float64)[labels]
     assert metrics.brier(p, y) == pytest.approx((exact - onehot).pow(2).sum(1).mean().item(), rel=1e-9)
     assert metrics.ece(p, y, np.int64(num_bins)) == pytest.approx(ece_by_hand(exact, labels, num_bins), abs=1e-5)
+    bins = metrics.calibration_bins(p, y, num_bins)
+    gaps = (bins.accuracy - bins.confidence).abs().nan_to_num() * bins.num_examples / count
+    assert gaps.sum().item() == pytest.approx(metrics.ece(p, y, num_bins), abs=1e-5)
 
 
 def test_certain_predictions_share_the_last_bin():
@@ -79,14 +84,6 @@ def test_certain_predictions_share_the_last_bin():
     assert bins.num_examples.tolist() == [0] * 14 + [4]
     assert bins.accuracy[-1] == 0.75
     assert bins.confidence[-1] == pytest.approx(0.975)
-
-
-@pytest.mark.parametrize("num_bins", [1, 10, 15])
-def test_bins_add_up_to_the_calibration_error(num_bins):
-    probs, labels = random_probs(500, 10), random_labels(500, 10)
-    bins = metrics.calibration_bins(probs, labels, num_bins)
-    gaps = (bins.accuracy - bins.confidence).abs().nan_to_num() * bins.num_examples / 500
-    assert gaps.sum().item() == pytest.approx(metrics.ece(probs, labels, num_bins), abs=1e-6)
 
 
 def test_zero_probability_costs_a_finite_and_stated_amount():
@@ -190,12 +187,6 @@ def test_rows_may_sum_to_one_as_closely_as_their_dtype_allows(dtype, allowed):
     metrics.accuracy((row * (1 + allowed)).to(dtype), torch.tensor([0]))
     with pytest.raises(ValueError, match="row 0"):
         metrics.accuracy((row * (1 + 8 * allowed)).to(dtype), torch.tensor([0]))
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
-def test_labels_may_be_unsigned(dtype):
-    probs, labels = torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 1]).to(dtype)
-    assert metrics.accuracy(probs, labels) == 1.0
 
 
 def test_equal_samples_have_no_ambiguity():

@@ -198,6 +198,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="kills a process")
 def test_a_killed_chain_is_begun_again_or_says_what_to_delete(tmp_path):
     folder = tmp_path / "samples"
