@@ -21,50 +21,6 @@ def estimate(estimator, objective, weights, iteration=0, seed=0):
     return estimator.gradient(seed, names, losses, len(weights))
 
 
-def quadratic(matrix, centre):
-    return lambda members: 0.5 * torch.einsum("pi,ij,pj->p", members - centre, matrix, members - centre)
-
-
-@pytest.fixture
-def problem():
-    torch.manual_seed(3)
-    root = torch.randn(4, 4, dtype=torch.float64)
-    matrix, centre = root @ root.T / 4 + torch.eye(4), torch.randn(4, dtype=torch.float64)
-    weights = torch.randn(4)
-    return quadratic(matrix, centre), matrix @ (weights.double() - centre), weights
-
-
-@pytest.mark.parametrize("pairs", [1, 4])
-def test_antithetic_es_is_unbiased_with_the_variance_of_the_formula(problem, pairs):
-    objective, gradient, weights = problem
-    estimator, count = AntitheticES(0.1, pairs, HORIZON, shaping=NONE), 4000 // pairs
-    estimates = torch.stack([estimate(estimator, objective, weights, iteration) for iteration in range(count)])
-    # On a quadratic L₊ − L₋ = 2·gᵀη exactly, so an estimate is ηηᵀg/σ²: mean g, covariance (‖g‖²I + ggᵀ)/pairs.
-    covariance = (gradient.square().sum() * torch.eye(4) + gradient[:, None] * gradient) / pairs
-    error = (estimates.mean(0) - gradient) / (covariance.diagonal() / count).sqrt()
-    assert error.abs().max() < 4.5  # standard errors
-    # the variance of a variance of such a product is a few times that of a normal one: 10 % is five standard errors
-    torch.testing.assert_close(torch.cov(estimates.T).diagonal(), covariance.diagonal(), rtol=0.2, atol=0.0)
-
-
-def test_without_the_antithetic_half_the_variance_is_far_larger(problem):
-    # the point of the pairs: a constant in the loss cancels
-    objective, _, weights = problem
-    estimator = AntitheticES(0.1, 1, HORIZON, shaping=NONE)
-
-    def shifted(members):
-        return objective(members) + 1000.0
-
-    both = torch.stack([estimate(estimator, shifted, weights, i) for i in range(300)])
-    plain = torch.stack([estimate(estimator, objective, weights, i) for i in range(300)])
-    torch.testing.assert_close(both, plain, rtol=1e-6, atol=1e-8)
-    one_sided = []
-    for i in range(300):
-        eta = perturbation(0, (i, 0), 0.1, 4).double()
-        one_sided.append(shifted((weights + eta)[None])[0] * eta / 0.1**2)
-    assert torch.stack(one_sided).var(0).sum() > 1e4 * both.var(0).sum()
-
-
 @pytest.mark.parametrize("pairs", [1, 5])
 def test_on_a_linear_function_the_estimate_is_exact_along_the_perturbations(pairs):
     # L₊ − L₋ = 2·aᵀη whatever σ and φ: the estimate is (1/N) Σ η ηᵀ a / σ², with nothing else in it

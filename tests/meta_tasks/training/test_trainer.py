@@ -1,12 +1,6 @@
 """The trainer with the smallest meta-learner: it learns, it resumes bit for bit, it refuses what does not fit."""
 
 import math
-import os
-import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
 import warnings
 from contextlib import nullcontext
@@ -16,23 +10,12 @@ import pytest
 import torch
 
 from learned_samplers.base.files import LOCK
-from meta_tasks.estimators import AntitheticES, Shaping
+from meta_tasks.estimators import Shaping
 from meta_tasks.rules.learned import L2ERule
 from meta_tasks.training.checkpoint import Checkpoints
 from meta_tasks.training.workers import SerialExecutor
 from tests.meta_tasks.toy_runs import es, nres, run, trainer, workers
 from tests.meta_tasks.toy_tasks import LearnableSGD, QuadraticFamily
-
-
-def best_loss(family):
-    """The least mean final loss over a grid of fixed learning rates, without momentum: what there is to be learned."""
-    losses = []
-    for factor in torch.linspace(-2, 5, 15).tolist():
-        made = trainer(family=family, estimator=es(sigma=1e-6, pairs=16))
-        with torch.no_grad():
-            made.weights.copy_(torch.tensor([factor, -30.0]))
-        losses.append(made.step().loss)
-    return min(losses)
 
 
 @pytest.mark.parametrize("estimator", [es(), nres()], ids=["es", "nres"])
@@ -43,9 +26,6 @@ def test_learnable_sgd_learns_its_learning_rate(estimator):
     first, last = (sum(learned.history["loss"][part]) / 10 for part in (slice(0, 10), slice(-10, None)))
     assert last < 0.5 * first
     assert learned.weights[0] > 1.5  # the learning rate grew more than fourfold
-    if isinstance(estimator, AntitheticES):
-        best = best_loss(family)
-        assert last < best + 0.35 * (first - best)
 
 
 def test_the_running_average_is_that_of_the_weights():
@@ -155,7 +135,7 @@ def test_a_meta_gradient_that_overflows_does_not_reach_adam(loss, limit, monkeyp
 
 
 @pytest.mark.filterwarnings("ignore:the meta-gradient was exactly 0")  # after a hundred iterations, on a fast machine
-def test_time_and_signals_end_a_run_and_save_it(tmp_path):
+def test_time_ends_a_run_and_saves_it_and_a_folder_has_one_run(tmp_path):
     slow = trainer(tmp_path, iterations=10**6)
     assert (slow.run(minutes=0), slow.iteration) == ("time is up", 0)
     started = time.monotonic()
@@ -165,14 +145,11 @@ def test_time_and_signals_end_a_run_and_save_it(tmp_path):
     assert slow.checkpoints.load()["iteration"] == done > 0
     with pytest.raises(RuntimeError, match="is being written by another object of this process"):
         trainer(tmp_path, iterations=10**6)
+    (tmp_path / LOCK).unlink()
+    with pytest.raises(RuntimeError, match="has been removed or replaced: nothing is written"):
+        slow.run(minutes=0.001)
     slow.close()
-    resumed = trainer(tmp_path, iterations=10**6)
-    assert resumed.iteration == done
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    before = signal.getsignal(signal.SIGINT)
-    assert resumed.run() == "interrupted"
-    assert signal.getsignal(signal.SIGINT) is before
-    assert resumed.checkpoints.load()["iteration"] == resumed.iteration > done
+    assert trainer(tmp_path, iterations=10**6).iteration == done
 
 
 class Failing(SerialExecutor):
@@ -283,23 +260,6 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path, monkeypatch
     assert len(said) == 1
     made.close()
     assert Checkpoints(tmp_path).load()["iteration"] == 4
-
-
-def test_a_folder_has_one_run_at_a_time(tmp_path):
-    first = trainer(tmp_path, iterations=2)
-    code = (
-        "import sys; from tests.meta_tasks.toy_runs import trainer; from pathlib import Path\n"
-        "try: trainer(Path(sys.argv[1]), iterations=2)\n"
-        "except RuntimeError as error: print(error)"
-    )
-    second = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120)
-    assert f"is being written by process {os.getpid()} on host {socket.gethostname()}: two writers" in second.stdout
-    assert second.stdout.count("\n") == 1, second.stderr
-    (tmp_path / LOCK).unlink()
-    with pytest.raises(RuntimeError, match="has been removed or replaced: nothing is written"):
-        first.run()
-    assert first.checkpoints.paths() == []
-    first.close()
 
 
 def test_a_step_ends_where_the_rule_allows():
