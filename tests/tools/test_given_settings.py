@@ -50,14 +50,6 @@ def test_a_rate_that_is_given_is_that_of_every_method(tmp_path):
     assert [method["lr"] for method in methods_of(tmp_path).values()] == [0.02, 0.02]
 
 
-@pytest.mark.parametrize(("method", "samples"), [("AdaptedAsItComes", 4), ("AdaptedL2EChains", 4)])
-def test_a_method_as_it_comes_gives_as_many_samples_as_were_asked_for(tmp_path, method, samples):
-    """All of them after its own warm-up, which is longer than the usual burn-in; chains share them."""
-    compare.main([*SMALL, "--sampler", method, "--ensemble-size", "2", "--seeds", "1", "--out", str(tmp_path)])
-    (run,) = methods_of(tmp_path)[method]["runs"]
-    assert (run["num_samples"], run["gradients"]) == (samples, 60)
-
-
 def test_with_hmc_every_run_is_compared_with_its_chains_of_other_seeds(tmp_path):
     hmc = ["--epochs", "12", "--leapfrog-steps", "1", "--sampler", "SGD", "HMC", "--model", "mlp", "--given-settings"]
     options = ["--limit", "320", "--num-samples", "4", "--hidden", "10", "--out", str(tmp_path)]
