@@ -24,6 +24,7 @@ from learned_samplers.estimators.sampling import begin_with_means, equalise, fla
 from learned_samplers.estimators.tables import Standardised, columns_named
 from learned_samplers.estimators.verdict import Verdict, verdict
 from learned_samplers.posterior import Chains
+from learned_samplers.priors import Relevance
 
 #: With more rows than this gradients are of minibatches of `BATCH` rows, and steps `LONGER` times as many. Minibatches
 #: lose on 6,553 rows of kin8nm, also in as many seconds (.04 nats for .09); on 5,000 of friedman1 they take half.
@@ -47,7 +48,7 @@ class BayesianMLP(BaseEstimator):
         n_steps: int = 1500,
         tuning_steps: int = 500,
         warmup_steps: int = 3000,
-        prior_precision: float = 1.0,
+        prior_precision: float | Relevance = 1.0,
         batch_size: int | str | None = "auto",
         validation_fraction: float = 0.15,
         warm_start: bool = False,
@@ -83,7 +84,8 @@ class BayesianMLP(BaseEstimator):
             validation.integer(name, getattr(self, name))
         if self.n_steps < self.n_samples:
             raise ValueError(f"n_steps must be at least n_samples={self.n_samples}, got {self.n_steps}")
-        validation.positive("prior_precision", self.prior_precision)
+        if not isinstance(self.prior_precision, Relevance):
+            validation.positive("prior_precision", self.prior_precision)
         validation.fraction("validation_fraction", self.validation_fraction, open_right=True)
         if self.batch_size not in (None, "auto"):
             validation.integer("batch_size", self.batch_size)
@@ -124,7 +126,9 @@ class BayesianMLP(BaseEstimator):
             networks = [perceptron(sizes, self.activation, generator, last) for _ in range(self.n_chains)]
             if continued:
                 _load_last_states(networks, continued["posterior_"])
-            chains = Chains(networks, prior_precision=float(self.prior_precision))
+            relevance = self.prior_precision if isinstance(self.prior_precision, Relevance) else None
+            precision = float(self.prior_precision if relevance is None else relevance.others)
+            chains = Chains(networks, prior_precision=precision)
 
             def likelihood(rows: Tensor | None, energies: Any) -> Tensor:
                 if rows is None:
@@ -153,7 +157,7 @@ class BayesianMLP(BaseEstimator):
                     self.n_iter_ += begin_with_means(
                         chains, losses, squares, fresh, trained, held_out, count, **settings
                     )
-            equalise(chains, losses, count, float(self.prior_precision), generator)
+            equalise(chains, losses, count, precision, generator)
             judged = order[:JUDGED_ROWS]
 
             def judge(values: Tensor, temperature: float) -> Verdict:
@@ -174,12 +178,15 @@ class BayesianMLP(BaseEstimator):
                 samples=self.n_samples,
                 batch_size=rows_of_step,
                 seed=seed,
+                relevance=relevance,
                 enough=enough,
                 progress=progress,
             )
             values = self._outputs(x[judged.numpy()])
             self.verdict_ = judge(values.unflatten(0, (self.n_chains, -1)), trace.temperature)
         self.n_iter_ += factor * self.tuning_steps + len(trace.energies)
+        squares = torch.stack([sample["0.weight"].square().sum(0) for sample in self.posterior_]).mean(0)
+        self.feature_relevance_ = (squares / squares.sum()).double().numpy()
         progress.end(self.verdict_.text)
         if self.warn_unsettled and not self.verdict_.settled:
             warnings.warn(self.verdict_.text, ConvergenceWarning, stacklevel=3)

@@ -26,6 +26,7 @@ from learned_samplers.estimators.tables import (
     rounding,
 )
 from learned_samplers.metrics.calibration import conformal_scale
+from learned_samplers.priors import Relevance
 
 #: Smallest standard deviation of the noise, in standard deviations of the targets.
 FLOOR = 0.001
@@ -67,7 +68,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         warmup_steps: of Adam at most, before these. A sixth more where ``noise`` is "heteroscedastic", and twice as
             many where held-out rows then say that rows were explained away by a wide noise: the networks begin again,
             from a fit of the means alone.
-        prior_precision: λ > 0.
+        prior_precision: λ > 0; or `learned_samplers.priors.Relevance`, a precision for each feature that is sampled.
         batch_size: rows a step of the sampler, None for all, or "auto": all up to 10,000, beyond them minibatches of
             1,000 in three times as many steps.
         validation_fraction: of the rows, that stop the warm-up; the sampler has them too.
@@ -83,6 +84,8 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         posterior_: the samples, a `SampleCollection` over one network (for standardised inputs and targets).
         verdict_: `settled` (predictions), `sampled` (weights, too), the numbers behind them, and ``text``, one line of
             them that says what to do.
+        feature_relevance_: (features,) share of each in the squared weights of the first layer, a mean over samples:
+            it tells features that the network uses, for standardised columns that are not copies of each other.
         n_features_in_, feature_names_in_, n_iter_: as in scikit-learn.
 
     Raises:
@@ -104,7 +107,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         n_steps: int = 1500,
         tuning_steps: int = 500,
         warmup_steps: int = 3000,
-        prior_precision: float = 1.0,
+        prior_precision: float | Relevance = 1.0,
         batch_size: int | str | None = "auto",
         validation_fraction: float = 0.15,
         calibration_fraction: float = 0.0,

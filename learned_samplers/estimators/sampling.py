@@ -13,6 +13,7 @@ from learned_samplers.classical.baoa import baoa_rule
 from learned_samplers.classical.mclmc import mclmc_rule, step_length
 from learned_samplers.estimators.progress import Progress
 from learned_samplers.posterior import Chains, SampleCollection
+from learned_samplers.priors import Relevance
 
 #: Mean negative log-likelihood (K,) of these rows of the training data under every chain; None for all rows.
 Losses = Callable[[Tensor | None], Tensor]
@@ -178,6 +179,7 @@ def sample(
     samples: int,
     batch_size: int | None,
     seed: int,
+    relevance: Relevance | None = None,
     enough: Enough | None = None,
     progress: Progress | None = None,
 ) -> tuple[SampleCollection, Trace]:
@@ -188,6 +190,7 @@ def sample(
         model: a network, for the collection.
         steps, samples: at most so many steps, from which so many samples of each chain are kept.
         batch_size: rows a step, or None for all.
+        relevance: draws the precision of each input of the first layer; None for the chains' own precision.
         enough: asked after each quarter of the steps; sampling ends where it says so.
         progress: told of the steps.
 
@@ -206,7 +209,13 @@ def sample(
     step, restarts, count = -tuning_steps, 0, 0
     if progress is not None:
         progress.begin("sampling", tuning_steps + steps)
+    first = slice(0, next(chains.parameters())[0].numel())  # the first layer's weights
     while step < steps:
+        if relevance is not None and step % relevance.every == 0:
+            weights = (flat.data * scales)[:, first].view_as(next(chains.parameters()))
+            precisions = relevance.of_inputs(weights, generator=generator)[:, None].expand_as(weights)
+            prior[:, first] = precisions.reshape(chains.count, -1) * scales[:, first].square()
+            mover.energy_changed()
         rows = None if batch_size is None else torch.randint(num_data, (batch_size,), generator=generator)
         likelihood = losses(rows)
         force = prior * flat.data
@@ -307,6 +316,10 @@ class Microcanonical:
     def _noise(self) -> Tensor:
         return torch.randn(self.flat.shape, generator=self.generator)
 
+    def energy_changed(self) -> None:
+        """Leave the next energy error out: the energy is another one from here on."""
+        self._ahead = None
+
     @torch.no_grad()
     def step(self, energy: Tensor) -> None:
         flat, size = self.flat, self.flat.shape[1]
@@ -348,6 +361,9 @@ class Thermal:
         self.flat, self.num_data, self.generator, self.lr = flat, num_data, generator, lr
         self.momentum = torch.zeros_like(flat.data)
         self._heats = list[float]()
+
+    def energy_changed(self) -> None:
+        """Go on: nothing here depends on energies."""
 
     @torch.no_grad()
     def step(self, energy: Tensor) -> None:

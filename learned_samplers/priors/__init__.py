@@ -7,5 +7,6 @@ for each layer. The objects here are the rest.
 from learned_samplers.base.prior import ByName, Prior
 from learned_samplers.priors.fan_in import FanIn
 from learned_samplers.priors.gamma import GammaHyperprior
+from learned_samplers.priors.relevance import Relevance
 
-__all__ = ["ByName", "FanIn", "GammaHyperprior", "Prior"]
+__all__ = ["ByName", "FanIn", "GammaHyperprior", "Prior", "Relevance"]

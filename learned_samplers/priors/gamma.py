@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -63,12 +65,22 @@ class GammaHyperprior(Prior):
                 continue
             size = sum(p.numel() for p in params)
             square = sum(sharding.total(x.double().square()) for x in prior_mean.centred(group, params))
-            shape = torch.tensor(self.shape + size / 2, dtype=torch.float64)
-            generator = sampler.generator
-            if generator is not None and generator.device.type != "cpu":
-                shape = shape.to(generator.device)
-            unit = torch._standard_gamma(shape, generator=generator).item()
-            group["prior_precision"] = unit / (self.rate + square / (2 * temperature))
+            drawn = precision_given(self, size, torch.as_tensor(square).double(), temperature, sampler.generator)
+            group["prior_precision"] = drawn.item()
 
     def __repr__(self) -> str:
         return f"GammaHyperprior(shape={self.shape:g}, rate={self.rate:g}, start={self.start:g}, every={self.every})"
+
+
+def precision_given(prior: Any, size: int, squares: Tensor, temperature: float, generator: Any) -> Tensor:
+    """Draw λ ~ Gamma(shape + d/2, rate + ‖θ − μ‖²/(2T)) for each of several blocks of weights.
+
+    Args:
+        prior: its ``shape`` and ``rate`` are those of the Gamma law of λ.
+        size: d, weights of a block.
+        squares: ‖θ − μ‖² of each block.
+    """
+    device = squares.device if generator is None else generator.device
+    shape = torch.full(squares.shape, prior.shape + size / 2, dtype=squares.dtype, device=device)
+    unit = torch._standard_gamma(shape, generator=generator).to(squares.device)
+    return unit / (prior.rate + squares / (2 * temperature))

@@ -26,6 +26,7 @@ from learned_samplers.estimators import (
     progress,
     sampling,
 )
+from learned_samplers.priors import Relevance
 
 #: The fits are cut short on purpose: their chains have not settled.
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -402,3 +403,17 @@ def test_the_samples_probabilities_have_gradients_by_the_inputs():
     assert values.dtype == torch.float32
     np.testing.assert_allclose(values.mean(0).detach(), model.predict_proba(new.detach().numpy()), atol=1e-6)
     assert torch.autograd.grad(values[..., 1].sum(), new)[0][:, 0].min() > 0  # the larger x₀, the larger y
+
+
+def test_relevance_tells_the_features_that_matter():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(300, 6))
+    y = 2 * x[:, 0] - x[:, 3] + 0.5 * random.normal(size=300)
+    settings = dict(n_chains=4, n_samples=20, n_steps=300, tuning_steps=200, warmup_steps=500, hidden_layer_sizes=(8,))
+    model = BayesianMLPRegressor(prior_precision=Relevance(), random_state=0, warn_unsettled=False, **settings)
+    shares = clone(model).fit(x, y).feature_relevance_
+    assert shares.shape == (6,)
+    assert shares.sum() == pytest.approx(1)
+    alike = clone(model).set_params(prior_precision=1.0).fit(x, y).feature_relevance_
+    assert shares.argmax() == 0
+    assert shares[[0, 3]].sum() > alike[[0, 3]].sum()

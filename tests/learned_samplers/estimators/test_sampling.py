@@ -15,6 +15,7 @@ from learned_samplers.estimators.sampling import (
     warm_up,
 )
 from learned_samplers.posterior import Chains
+from learned_samplers.priors import Relevance
 
 INPUTS = torch.randn(60, 12, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 3.0, 0.3] * 4)
 TARGETS = INPUTS @ torch.tensor([0.3, -0.2, 0.5] * 4) + 0.1
@@ -73,6 +74,49 @@ def test_the_law_of_the_default_settings(batch_size):
     assert abs(width.mean() - 1) < together
     assert abs(temperature - 1) < 0.15
     assert abs(law(batch_size, count=4 / 3)[1].mean() - 1) > 0.07  # the planted fault: data counted wrongly
+
+
+class OneForAll(Relevance):
+    """Planted: one precision, of all inputs together."""
+
+    def of_inputs(self, weight, temperature=1.0, generator=None):
+        together = super().of_inputs(weight.flatten(-2)[..., None], temperature, generator)
+        return together.expand(*together.shape[:-1], weight.shape[-1])
+
+
+RELEVANCE, CURVATURE = Relevance(shape=2.0, rate=0.5), 4.0
+BEST = torch.tensor([0.0, 0.2, 0.5, 1.0, 2.0, 4.0], dtype=torch.float64)
+
+
+def moments_under_relevance():
+    """Means and deviations of p(w) ∝ exp(−½c(w − ŵ)²)·(rate + w²/2)^(−shape − ½), by a sum over a grid."""
+    w = torch.linspace(-6, 10, 20_001, dtype=torch.float64)[:, None]
+    energy = 0.5 * CURVATURE * (w - BEST).square()
+    density = (-energy - (RELEVANCE.shape + 0.5) * (RELEVANCE.rate + w.square() / 2).log()).softmax(0)
+    mean = (density * w).sum(0)
+    return mean, (density * (w - mean).square()).sum(0).sqrt()
+
+
+def errors_under(relevance):
+    torch.manual_seed(0)
+    chains = Chains([nn.Linear(6, 1, bias=False) for _ in range(64)], prior_precision=1.0)
+
+    def losses(rows):
+        return 0.5 * CURVATURE * (chains.weights()["weight"][:, 0] - BEST.float()).square().sum(1)
+
+    settings = dict(tuning_steps=300, steps=3000, samples=150, batch_size=None, seed=0, relevance=relevance)
+    samples, _ = sample(chains, losses, 1, nn.Linear(6, 1, bias=False), **settings)
+    drawn = torch.stack([state["weight"][0] for state in samples]).double()
+    mean, deviation = moments_under_relevance()
+    return ((drawn.mean(0) - mean) / deviation).abs().max(), (drawn.std(0) / deviation - 1).abs().max()
+
+
+def test_weights_have_the_joint_law_with_the_precisions_of_their_inputs():
+    """Means within 0.1 standard deviations, these within 10 %."""
+    shift, width = errors_under(RELEVANCE)
+    assert shift < 0.1
+    assert width < 0.1
+    assert max(errors_under(OneForAll(shape=2.0, rate=0.5))) > 0.3
 
 
 def test_the_law_finds_steps_that_are_too_long(monkeypatch):

@@ -1,0 +1,55 @@
+"""Automatic relevance: a precision of its own for each input of a layer, sampled with the weights."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from learned_samplers.base import validation
+from learned_samplers.base.prior import Prior
+from learned_samplers.priors.gamma import precision_given
+
+
+class Relevance(Prior):
+    """A precision for each input of a first layer, sampled with the weights: inputs without use are switched off.
+
+        BayesianMLPRegressor(prior_precision=Relevance())
+
+    The weights w_i of input i to all units of the first layer have the prior N(0, 1/λ_i) with λ_i ~ Gamma(shape, rate),
+    which makes them a multivariate t; all other weights have N(0, 1/others). Every so many steps each λ_i is drawn from
+    its conditional given the weights, at temperature T
+
+        λ_i | w_i ~ Gamma(shape + d/2, rate + ‖w_i‖²/(2T))
+
+    with d units: the joint law is that of `GammaHyperprior`.
+
+    Invariant law: that of the sampler for the weights, and for λ given the weights the conditional exactly.
+
+    It gains where many inputs are noise (density .11 for .02 on friedman1, two splits), and loses a little where all
+    matter (concrete .40 for .42, energy 2.14 for 2.19).
+
+    Args:
+        shape: a > 0.
+        rate: b > 0, in θ². With a = b = ½ the weights of an input have Cauchy's law.
+        others: λ of all other weights, at least 0.
+        every: steps between two draws.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range or of a wrong type.
+
+    Sources: MacKay, Bayesian non-linear modelling for the energy prediction competition, 1994; Neal, Bayesian Learning
+    for Neural Networks, 1996.
+    """
+
+    def __init__(self, shape: float = 0.5, rate: float = 0.5, others: float = 1.0, every: int = 20):
+        for name, value in {"shape": shape, "rate": rate}.items():
+            validation.positive(name, value)
+        validation.non_negative("others", others)
+        validation.integer("every", every)
+        self.shape, self.rate, self.others, self.every = float(shape), float(rate), float(others), int(every)
+
+    def of_inputs(self, weight: Tensor, temperature: float = 1.0, generator: object = None) -> Tensor:
+        """Draw λ of each input, (..., inputs), given a layer's weights (..., units, inputs)."""
+        return precision_given(self, weight.shape[-2], weight.square().sum(-2), temperature, generator)
+
+    def __repr__(self) -> str:
+        return f"Relevance(shape={self.shape:g}, rate={self.rate:g}, others={self.others:g}, every={self.every})"
