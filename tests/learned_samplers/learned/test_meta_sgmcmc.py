@@ -81,6 +81,24 @@ def test_the_closure_may_give_a_loss_that_is_there_already():
     assert torch.allclose(flat(model), flat(other), atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("chains", [[], [3]])
+def test_shapes_and_dtypes_of_one_chain_and_of_several(chains, dtype):
+    params = [torch.randn([*chains, *shape], dtype=dtype).requires_grad_() for shape in ((), (4,), (2, 3))]
+    sampler = MetaSGMCMC(params, 0.01, 100, network=meta_network(dtype=dtype), prior_precision=1.0)
+
+    def closure():
+        for p in params:
+            p.grad = torch.randn_like(p)
+        return torch.rand(chains)
+
+    for _ in range(3):
+        sampler.step(closure)
+    for p in params:  # half precision is updated in single precision
+        assert sampler.state[p]["momentum"].dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
+        assert p.isfinite().all()
+
+
 def test_scaled_inputs_do_not_see_the_scale_of_the_loss():
     """Ten times the loss with a tenth of N and of lr: the same gradients of the energy, the same chain."""
 

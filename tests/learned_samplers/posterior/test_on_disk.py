@@ -224,13 +224,13 @@ def test_a_killed_chain_is_begun_again_or_says_what_to_delete(tmp_path):
     assert len([name for name in files(folder) if name.startswith("step-")]) == 3
 
 
-def test_restart_leaves_nothing_behind(tmp_path):
-    model, sampler, posterior = start(tmp_path)
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_restart_leaves_nothing_behind(tmp_path, on_disk):
+    model, sampler, posterior = start(tmp_path if on_disk else None)
     fresh = files(tmp_path)
     train(model, sampler, 3)
-    (tmp_path / "step-0000000009.safetensors").write_bytes(
-        b"not in the index"
-    )  # as a kill between two writes leaves it
+    if on_disk:
+        (tmp_path / "step-0000000009.safetensors").write_bytes(b"not in the index")  # as a kill leaves it
     posterior.restart()
     assert len(posterior) == 0
     assert files(tmp_path) == fresh
