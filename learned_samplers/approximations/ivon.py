@@ -350,9 +350,6 @@ class IVON(Sampler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As for `SGLD`; draws that wait for a step are forgotten."""
-        for group in state_dict.get("param_groups", ()) if isinstance(state_dict, dict) else ():
-            if group.get("clip_radius") is not None or group.get("rescale_lr") is False:
-                raise ValueError("state_dict was saved with clip_radius= or rescale_lr=False, which IVON no longer has")
         super().load_state_dict(state_dict)
         self._pending = _Draws()
 

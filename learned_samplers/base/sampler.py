@@ -55,6 +55,10 @@ class Sampler(ConfiguredOptimizer):
         ValueError, TypeError: an argument is out of range or of a wrong type.
     """
 
+    raises = (
+        "ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step."
+    )
+
     def _begin(self) -> None:
         """Begin what guards remember of the steps so far: it is not saved, and a copy of the sampler begins anew."""
         self.checked = hyperparameters.CheckedValues()

@@ -132,9 +132,12 @@ def keyword_of(settings: type, name: str, *, default: None = None) -> Any:
 class Configurable:
     """A class whose keywords are the `setting` attributes of itself and of its bases.
 
-    A subclass gets `declared`, a signature, and an "Args" section in its docstring. The attributes themselves go: their
-    values live in parameter groups, or in the instance.
+    A subclass gets `declared`, a signature, and the sections "Args" and, where it has none, "Raises" in its docstring.
+    The attributes themselves go: their values live in parameter groups, or in the instance.
     """
+
+    #: The section "Raises" of a docstring that has none.
+    raises: ClassVar[str] = ""
 
     #: Every setting by name, in the order of the signature.
     declared: ClassVar[Mapping[str, Setting]] = {}
@@ -152,7 +155,7 @@ class Configurable:
         cls.declared = _collected(cls)
         cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
         if cls.__doc__:
-            cls.__doc__ = with_arguments(cls.__doc__, cls.declared)
+            cls.__doc__ = with_arguments(cls.__doc__, cls.declared, cls.raises)
 
     _declared_here: ClassVar[dict[str, Setting]] = {}
 
@@ -219,11 +222,13 @@ PARAMS = "parameters, named parameters or parameter groups, as for any torch opt
 _SECTIONS = ("Attributes:", "Raises:", "Returns:")
 
 
-def with_arguments(docstring: str, declared: Mapping[str, Setting]) -> str:
+def with_arguments(docstring: str, declared: Mapping[str, Setting], raises: str = "") -> str:
     """A class's docstring with the section "Args", made of its declarations, before "Attributes" or "Raises"."""
     text = inspect.cleandoc(docstring)
     if "\nArgs:\n" in text:
         return text
+    if raises and "\nRaises:\n" not in text:
+        text += f"\n\nRaises:\n    {raises}\n"
     lines = [f"params: {PARAMS}"]
     for name, setting in declared.items():
         default = "" if setting.required or setting.default is None else f" Default {setting.default!r}."

@@ -64,18 +64,12 @@ def check_sampler(
 
     The sampler may be any ``torch.optim.Optimizer`` whose ``step(closure)`` calls the closure, once or more. The
     closure sets ``p.grad`` of every parameter to the gradient of the mean loss U/N and returns that loss as a number
-    without a graph: the step must not call ``backward()`` on it. What a chain remembers is best kept in
-    ``self.state[p]``: where it is kept elsewhere the step is not read, but simulated; as is one that draws several
-    noises of a weight at once, or makes of a normal draw what is no multiple of it. `IVON`, which is no chain, and
-    `MCLMC`, whose coordinates are not independent, are refused.
+    without a graph: the step must not call ``backward()`` on it. A chain whose memory is not in ``self.state[p]`` is
+    simulated. `IVON`, which is no chain, and `MCLMC`, whose coordinates are not independent, are refused.
 
     Verdict: "exact" (a linear step whose stationary law is the target to rounding, or a Metropolis sampler in which no
-    bias is seen), "no bias seen" (a simulation that resolves none, with the size that it would have resolved), "O(h)"
-    (a bias of the variance, or of the kurtosis, that vanishes with lr), "biased" (one that does not, or that a
-    simulation finds above half of the variance even at the smaller lr, or coordinates that are correlated),
-    "unresolved" (a simulation too short to say, or that has not forgotten where it began), "unstable".
-
-    A step of the simulation costs about 0.2 ms and 10 ns a coordinate for each curvature.
+    bias is seen), "no bias seen" (by a simulation), "O(h)" (a bias that vanishes with lr), "biased" (one that does not,
+    or coordinates that are correlated), "unresolved" (a simulation too short to say), "unstable".
 
     Args:
         factory: makes the sampler from a list of parameters, as ``lambda params: SGHMC(params, lr=0.1, num_data=100)``.

@@ -55,9 +55,6 @@ class BAOA(MomentumSampler):
     ``torch.optim.SGD(lr·(1−a/2), momentum=1−a)`` with ``weight_decay = λ/N`` (r = −√(lr·N)·(1−a) × SGD's momentum
     buffer); at a = 1 it is the method of Leimkuhler and Matthews without a momentum,
     θ ← θ − (η/2)·∇Ũ + √(ηT)·(ξ + ξ_before)/2.
-
-    Raises:
-        ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
     """
 
     badge = "O(h)"

@@ -140,9 +140,6 @@ class CyclicalSGMCMC(MomentumSampler):
 
     Invariant law: that of the base sampler within a sampling phase at its small learning rate; the union over cycles
     weighs modes by how often exploration finds them, which nothing guarantees. Hence the badge.
-
-    Raises:
-        ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
     """
 
     lr: float = setting(

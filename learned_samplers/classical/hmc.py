@@ -25,6 +25,7 @@ JITTER = 0.2
 #: Proposals of a chain, none of them accepted, after which it is told.
 STUCK = 20
 _NEW_TALLY = {"proposed": 0.0, "accepted": 0.0, "divergent": 0, "error": 0.0, "log_scale": 0.0, "average": 0.0}
+_NEW_TALLY["lr_factor"] = 1.0
 
 
 class HMC(Sampler):
@@ -105,7 +106,7 @@ class HMC(Sampler):
     def start(self, params: Any, defaults: dict[str, Any]) -> None:
         super().start(params, defaults)
         # Plain numbers in the first group, so that they are saved and resumed with it.
-        self.param_groups[0].setdefault("tally", _NEW_TALLY | {"lr_factor": 1.0})
+        self.param_groups[0].setdefault("tally", dict(_NEW_TALLY))
 
     @property
     def is_sampling(self) -> bool:
@@ -149,10 +150,8 @@ class HMC(Sampler):
 
     def _refuse_random(self, loss: Tensor) -> None:
         """Raise ValueError if the loss where the last step has ended is not what it was then."""
-        known_loss, self._known_loss = (
-            self._known_loss,
-            None,
-        )  # its copy of the weights goes before the trajectory needs as much
+        # Its copy of the weights goes before the trajectory needs as much.
+        known_loss, self._known_loss = self._known_loss, None
         if known_loss is not None and (losses := known_loss.belies(self, loss)):
             before, now = losses
             raise ValueError(
@@ -247,13 +246,12 @@ class HMC(Sampler):
         tally["average"] += m**-0.75 * (tally["log_scale"] - tally["average"])
         if m == group["adapt_steps"]:
             tally["log_scale"] = tally["average"]
-        # (A state of version 0.2 has its factor in lr already, and none in the tally.)
         tally["lr_factor"] = self.lr_factor * math.exp(2 * (tally["log_scale"] - old))
         return tally
 
     @property
     def lr_factor(self) -> float:
-        return self.param_groups[0]["tally"].get("lr_factor", 1.0)
+        return self.param_groups[0]["tally"]["lr_factor"]
 
     @property
     def acceptance_rate(self) -> float:

@@ -48,9 +48,6 @@ class SGHMC(MomentumSampler):
     Var θ = 2T(2−a) / (k(4−2a−ηk)) and Var r = 4T / (4−2a−ηk); stable while ηk < 2(2−a). The stored momentum keeps
     variance ≈ T when lr changes. At temperature 0 it is ``torch.optim.SGD(lr, momentum=1−a)`` (r = −√(lr·N) × SGD's
     momentum buffer), with ``weight_decay = λ/N``; at a = 1 it is `SGLD`.
-
-    Raises:
-        ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
     """
 
     badge = "O(h)"

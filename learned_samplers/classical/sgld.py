@@ -45,9 +45,6 @@ class SGLD(Sampler):
 
     Invariant law: exp(−U/T) up to O(lr): on a quadratic of curvature k the variance is T / (k(1 − hk/2)), h = lr/N. At
     temperature 0 it is ``torch.optim.SGD(lr)``, with ``weight_decay = λ/N``.
-
-    Raises:
-        ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
     """
 
     badge = "O(h)"

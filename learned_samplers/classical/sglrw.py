@@ -75,9 +75,6 @@ class SGLRW(Sampler):
 
     Invariant law: exp(−U/T) up to O(lr), in distribution: θ lives on a lattice of spacing 2δ around its start, so lr
     must be small against the posterior's width. Weights in half precision round the steps away.
-
-    Raises:
-        ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
     """
 
     temperature: float = setting(

@@ -72,9 +72,6 @@ class SGNHT(MomentumSampler):
     beyond that heats the chain, which then has the temperature T(a + ηV/2T)/(1 − ηk/2), as `temperatures` shows, where
     `SGHMC` is hotter by 1/a and an unbounded friction, as that of Ding et al., explodes. A lower ``lr``, a larger
     minibatch or a higher ``temperature`` helps.
-
-    Raises:
-        ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
     """
 
     temperature: float = setting(

@@ -114,9 +114,6 @@ class WhitenedSGHMC(MomentumSampler):
 
     Beside the momentum it keeps m, and of each block of R two matrices: 1.6 numbers a weight for a ResNet-18. Where
     that is slow on a CPU it warns.
-
-    Raises:
-        ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
     """
 
     lr: float = setting(

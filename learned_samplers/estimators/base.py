@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from learned_samplers.base import validation
 from learned_samplers.estimators.networks import ACTIVATIONS, perceptron
 from learned_samplers.estimators.progress import Progress
-from learned_samplers.estimators.sampling import begin_with_means, equalise, flatten, sample, warm_up
+from learned_samplers.estimators.sampling import begin_with_means, equalise, flatten, put, sample, warm_up
 from learned_samplers.estimators.tables import Standardised, columns_named
 from learned_samplers.estimators.verdict import Verdict, verdict
 from learned_samplers.posterior import Chains
@@ -294,9 +294,7 @@ class BayesianMLP(BaseEstimator):
 
 def _at(chains: Chains, state: Tensor, inputs: Tensor) -> Tensor:
     """Outputs (chain, row, output) at a state of `flatten`'s parameter, where the chains are then left."""
-    start = 0
-    for p in chains.parameters():
-        p.data.copy_(state[:, start : (start := start + p[0].numel())].view(p.shape))
+    put(chains, state)
     return chains(inputs)
 
 

@@ -278,6 +278,13 @@ def flatten(chains: Chains) -> nn.Parameter:
     return flat
 
 
+def put(chains: Chains, state: Tensor) -> None:
+    """Leave the chains at a state of `flatten`'s parameter."""
+    start = 0
+    for p in chains.parameters():
+        p.data.copy_(state[:, start : (start := start + p[0].numel())].view(p.shape))
+
+
 def gradient(chains: Chains, losses: Tensor) -> Tensor:
     """Gradient of the losses (K,) in `flatten`'s parameter."""
     slopes = torch.autograd.grad(losses.sum(), list(chains.parameters()))
@@ -288,9 +295,7 @@ def collection(chains: Chains, kept: list[Tensor], model: nn.Module) -> SampleCo
     """Collect states of `flatten`'s parameter as samples of one network, chain after chain."""
     states = []
     for state in kept:
-        start = 0
-        for p in chains.parameters():
-            p.data.copy_(state[:, start : (start := start + p[0].numel())].view(p.shape))
+        put(chains, state)
         states.append({name: w.detach() for name, w in chains.weights().items()})
     of_chain = [[{name: w[k] for name, w in state.items()} for state in states] for k in range(chains.count)]
     return SampleCollection.merge([SampleCollection.from_samples(model, samples) for samples in of_chain])

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from learned_samplers.posterior.settling import effective_size, rhat
+from learned_samplers.posterior.settling import effective_size
+from learned_samplers.posterior.verdict import Numbers
 
 #: Largest error of a prediction, in its spreads. It costs ½·0.25² = 0.03 nats a row.
 ERROR = 0.25
@@ -62,22 +63,20 @@ def verdict(predictions: np.ndarray, variances: np.ndarray, log_densities: np.nd
         temperature: of the kept states.
     """
     chains, draws, rows, _ = predictions.shape
-    error = drift = within = across = effective = float("nan")
+    error = drift = float("nan")
+    numbers_of_chains = Numbers()
     if draws >= 4:
         half = draws // 2
         top = predictions.mean((0, 1)).argmax(-1)
         judged = np.take_along_axis(predictions, np.broadcast_to(top[:, None], (chains, draws, rows, 1)), 3)[..., 0]
-        halves = np.stack([judged[:, :half], judged[:, draws - half :]], 1)  # (chain, 2, half, row)
-        within = float(np.nanquantile(np.mean([rhat(chain) for chain in halves], 0), 0.9))
-        across = float(np.nanquantile(rhat(halves.reshape(2 * chains, half, -1)), 0.9))
-        sizes = np.sum([effective_size(chain) for chain in judged], 0)
-        effective = min(float(np.nanmedian(sizes)), float(chains * draws))  # of a few draws it may be anything
+        numbers_of_chains = Numbers.of(judged)
         error = float(np.sqrt((_squared_errors(predictions) / variances).sum(-1).mean()))
         first, second = (
             np.logaddexp.reduce(part.reshape(-1, rows), 0)
             for part in (log_densities[:, :half], log_densities[:, -half:])
         )
         drift = float((second - first).mean())
+    within, across, effective = numbers_of_chains
     reasons = []
     if draws < 4:
         reasons.append("a chain has too few samples to judge it: raise n_samples")
@@ -98,7 +97,7 @@ def verdict(predictions: np.ndarray, variances: np.ndarray, log_densities: np.nd
     elif not sampled:
         head = "predictions settled, weights not sampled yet (an average over trajectories; raise n_steps for more)"
     else:
-        head = "settled" if across <= 1.2 else "settled, in modes that differ"
+        head = "settled, in modes that differ" if across > 1.2 else "settled"
     numbers = (
         f"another run would change predictions by {1.4 * error:.2f} of their spread, drift {drift:+.3f} nats, R-hat "
         f"{within:.2f} within chains and {across:.2f} across them, {effective:.0f} effective of {chains * draws} "

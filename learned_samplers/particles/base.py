@@ -6,7 +6,7 @@ A subclass states its directions (`ParticleSampler._trunk`, `ParticleSampler._he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,6 +20,7 @@ from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.settings import choice, setting
 from learned_samplers.particles import base_optimizer as base_optimizers
+from learned_samplers.particles.axis import validate_parameters
 from learned_samplers.particles.equal import warn_of_equal
 from learned_samplers.particles.gradients import all_finite, flat_buffers, task_gradients, validate_losses
 
@@ -172,7 +173,7 @@ class ParticleSampler(Sampler):
             params = param_group["params"]
             listed = [params] if isinstance(params, Tensor) else list(params)
             named = [entry if isinstance(entry, tuple) else (f"params[{i}]", entry) for i, entry in enumerate(listed)]
-            _validate_parameters(named, next(self._real(), None))
+            validate_parameters(named, next(self._real(), None))
             param_group = {**param_group, "params": listed}
         super().add_param_group(param_group)
         if self.base_optimizer is not None:
@@ -372,40 +373,6 @@ class ParticleSampler(Sampler):
     def __getstate__(self) -> dict[str, Any]:
         names = ("base_optimizer", "weights", *self._choices())
         return {**super().__getstate__(), **{name: getattr(self, name) for name in names}}
-
-
-def _validate_parameters(named: Iterable[tuple[str, Any]], first: Tensor | None) -> None:
-    """Raise unless new parameters have the particle axis, dtype and device of ``first``, one that is there already."""
-    seen: set[Tensor] = set()
-    for name, p in named:
-        validation.parameter(f"parameter {name!r}", p)
-        if p in seen:
-            raise ValueError(f"parameter {name!r} is listed twice in a parameter group")
-        seen.add(p)
-        if not p.is_floating_point():  # frozen
-            continue
-        if p.dtype in (torch.float16, torch.bfloat16):
-            raise TypeError(
-                f"parameter {name!r} is {p.dtype}, which rounds the particles' steps away: keep them in float32, and "
-                "compute the losses inside torch.autocast"
-            )
-        validate_axis(f"parameter {name!r}", p, None if first is None else len(first))
-        first = p if first is None else first
-        if (p.dtype, p.device) != (first.dtype, first.device):
-            raise ValueError(
-                f"parameter {name!r} is {p.dtype} on {p.device}, others are {first.dtype} on {first.device}"
-            )
-
-
-def validate_axis(name: str, p: Tensor, particles: int | None) -> None:
-    """Raise ValueError unless a tensor has the particles as its leading axis, as many as others have (None: any)."""
-    if p.dim() < 1 or len(p) == 0:
-        raise ValueError(f"{name} needs a leading particle axis, got shape {tuple(p.shape)}")
-    if particles is not None and len(p) != particles:
-        raise ValueError(
-            f"{name} has {len(p)} particles (shape {tuple(p.shape)}), others have {particles}: every tensor's leading "
-            "axis must be the particles"
-        )
 
 
 def _detached(result: Any) -> Any:

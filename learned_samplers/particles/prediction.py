@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from learned_samplers.base import validation
-from learned_samplers.particles.base import validate_axis
+from learned_samplers.particles.axis import validate_axis
 from learned_samplers.posterior.collection import SampleCollection
 
 

@@ -70,12 +70,10 @@ class PosteriorSamples(SampleCollection, HookedSteps):
     either a sampler goes on if its ``step_count`` is beyond the last sample's, and any other optimizer is refused at
     its first step. One collector at a time writes to a folder, until :meth:`detach` or the end of the process.
 
-    **Parameters.** Those in the sampler's groups that require a gradient are sampled; a tied parameter is one
-    parameter. The first sample settles which these are: a layer that joins before it (a backbone that is unfrozen at
-    some epoch) is sampled, and one that joins later is an error. A layer that is frozen again later gets one warning,
-    because its values are repeated. The model's other parameters are stored once and must not change between samples.
-    With ``store_frozen=False`` those without gradient are not stored at all; a fingerprint says later whether the model
-    has them. Names are those of the plain network, without what DDP, FSDP, Fabric or ``torch.compile`` add.
+    **Parameters.** Those in the sampler's groups that require a gradient are sampled. The first sample settles which
+    these are: a layer that joins later is an error, and one that is frozen later gets one warning. The model's other
+    parameters are stored once and must not change between samples. Names are those of the plain network, without what
+    DDP, FSDP, Fabric or ``torch.compile`` add.
 
     **Buffers.** ``"refuse"``: no normalisation layer in training mode has running statistics, and buffers are constant:
     stored once, and a change between samples is an error. ``"snapshot"``: every sample holds a copy of all buffers; the

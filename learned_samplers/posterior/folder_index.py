@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from learned_samplers.posterior.network import with_names_when_plain
 from learned_samplers.posterior.store import Entry, Progress
 from learned_samplers.posterior.tensor_files import FORMAT, checksum
 
@@ -20,7 +19,7 @@ class Index:
     """The content of an index.
 
     settings: those of the collection; entries: the samples; progress: how far the collector has come; checksums: those
-    of the files by name, where the index has them (earlier versions wrote none); size: bytes of its whole lines.
+    of the files by name; size: bytes of its whole lines.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -53,7 +52,6 @@ def _parsed(path: Path, data: bytes) -> Index:
     if content["format"] != FORMAT or content["version"] != VERSION:
         raise ValueError(f"{path}: not an index of {FORMAT}, version {VERSION}")
     index = Index(settings=dict(content["settings"]), size=end)
-    index.settings["shapes"] = with_names_when_plain(index.settings["shapes"])
     for number, line in enumerate(lines, 2):
         try:
             record = _checked(line)
@@ -61,7 +59,7 @@ def _parsed(path: Path, data: bytes) -> Index:
             raise ValueError(f"{path}: line {number} is damaged ({error})") from error
         index.progress = Progress(*record["progress"])
         index.entries += [Entry(*entry) for entry in record["entries"]]
-        index.checksums |= record.get("files", {})
+        index.checksums |= record["files"]
     return index
 
 

@@ -74,19 +74,6 @@ def plain_names(names: Iterable[str]) -> dict[str, str]:
     return plain
 
 
-def name_when_plain(name: str) -> str:
-    """Return the name of a tensor as it is today, of a file that was written when wrappers were part of names."""
-    parts = name.split(".")
-    if parts[0] == "_forward_module" and parts[1:2] == ["module"]:
-        parts = parts[2:]
-    return ".".join(part for part in parts if part not in WRAPPED)
-
-
-def with_names_when_plain(mapping: Mapping[str, T]) -> dict[str, T]:
-    """Return a mapping by name with `name_when_plain` for each."""
-    return {name_when_plain(name): value for name, value in mapping.items()}
-
-
 def with_plain_names(tensors: Mapping[str, T], model_names: Iterable[str]) -> dict[str, T]:
     """``tensors`` under plain names, unless its names are all ``known`` as they are."""
     if set(tensors) <= set(model_names):

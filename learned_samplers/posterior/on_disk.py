@@ -13,7 +13,6 @@ import torch
 
 from learned_samplers.base.files import LOCK, FolderLock, append, write_atomically
 from learned_samplers.posterior.folder_index import Index, header, read_index, record
-from learned_samplers.posterior.network import with_names_when_plain
 from learned_samplers.posterior.store import Entry, MemoryStore, Progress, compare_settings, validate_counts
 from learned_samplers.posterior.tensor_files import Tensors, read_tensors, require_finite, write_tensors
 
@@ -104,11 +103,10 @@ class FolderStore:
             self.fixed = {}
             if (self.folder / FIXED).is_file():
                 tensors, metadata = self._read(self.folder / FIXED)
-                self.fixed, self.frozen = tensors, with_names_when_plain(metadata.get("frozen", {}))
+                self.fixed, self.frozen = tensors, dict(metadata.get("frozen", {}))
 
     def _read(self, path: Path) -> tuple[Tensors, dict[str, Any]]:
-        tensors, metadata = read_tensors(path, self.device, self._checksums.get(path.name))
-        return with_names_when_plain(tensors), metadata
+        return read_tensors(path, self.device, self._checksums.get(path.name))
 
     def warn_of_unnamed(self) -> None:
         """Warn where the folder holds more files of samples that the index does not name than a crash leaves."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from learned_samplers.posterior.network import with_names_when_plain
 from learned_samplers.posterior.snapshots import on_device
 from learned_samplers.posterior.store import Entry, Progress, compare_settings, validate_counts
 from learned_samplers.posterior.tensor_files import Tensors, require_finite
@@ -46,15 +45,15 @@ class SavedState:
             compare_settings({**settings, "shapes": None}, {**state["settings"], "shapes": None}, "the state dict")
             samples, fixed = state["samples"], state["fixed"]
             saved = SavedState(
-                with_names_when_plain(state["settings"]["shapes"]),
-                set(with_names_when_plain(dict.fromkeys(state["frozen_since"]))),
+                dict(state["settings"]["shapes"]),
+                set(state["frozen_since"]),
                 Progress(**state["progress"]),
                 [Entry(**entry) for entry in state["entries"]],
-                None if samples is None else [with_names_when_plain(sample) for sample in samples],
-                None if fixed is None else with_names_when_plain(fixed),
-                with_names_when_plain(state["frozen"]),
+                None if samples is None else [dict(sample) for sample in samples],
+                None if fixed is None else dict(fixed),
+                dict(state["frozen"]),
             )
-            _compare_order(order, [list(with_names_when_plain(dict.fromkeys(names))) for names in state["order"]])
+            _compare_order(order, [list(names) for names in state["order"]])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a state dict of PosteriorSamples ({type(error).__name__}: {error})") from error
         if saved.samples is not None and len(saved.samples) != len(saved.entries):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from learned_samplers.posterior.network import name_when_plain, parameters_of, tensors_of, with_names_when_plain
+from learned_samplers.posterior.network import parameters_of, tensors_of
 from learned_samplers.posterior.normalisation import normalisation_buffers
 from learned_samplers.posterior.on_disk import FolderStore
 from learned_samplers.posterior.snapshots import Fingerprints
@@ -71,7 +71,6 @@ def read_collection(path: Path, device: torch.device) -> tuple[Store, dict[str, 
         settings, steps, cycles, chains = (metadata[name] for name in ("settings", "steps", "cycles", "chains"))
         entries = [Entry(*row) for row in zip(steps, cycles, range(1, len(steps) + 1), chains, strict=True)]
         frozen = {str(name): str(digest) for name, digest in metadata["frozen"].items()}
-        settings["shapes"], frozen = with_names_when_plain(settings["shapes"]), with_names_when_plain(frozen)
         validate_counts(str(path), *entries)
         groups = _grouped(tensors)
         require_finite(path, groups["samples"], settings["shapes"])
@@ -105,7 +104,7 @@ def _grouped(tensors: Tensors) -> dict[str, Tensors]:
     groups: dict[str, Tensors] = {"samples": {}, "fixed": {}, "reestimated": {}}
     for key, tensor in tensors.items():
         group, name = key.split("/", 1)
-        groups[group][name_when_plain(name)] = tensor
+        groups[group][name] = tensor
     return groups
 
 

@@ -226,10 +226,9 @@ class Snapshots:
         modes = ("evaluation", "training")
         for layer, names in normalisation_layers(self.model):
             if layer.training == (names[0] in fixed):
-                doubt = "" if layer.training else " (or an earlier version of this package collected it)"
                 raise ValueError(
                     f"the layer of {names[0]!r} is in {modes[layer.training]} mode at step {step}, but was in "
-                    f"{modes[not layer.training]} mode at the first sample{doubt}. The mode decides whether its "
+                    f"{modes[not layer.training]} mode at the first sample. The mode decides whether its "
                     f"statistics are re-estimated: call .train({not layer.training}) on it to go back, or begin a new "
                     "collection"
                 )

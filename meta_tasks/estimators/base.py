@@ -222,9 +222,7 @@ class Evaluator:
         for job in jobs:
             if job.slot is not None and not job.start and job.slot in state:
                 self.slots[job.slot] = self.make(job)
-                saved = state[job.slot]
-                saved = saved if isinstance(saved, list) else [saved]  # a checkpoint of before there were several
-                for (_, unroll), its_state in zip(self.slots[job.slot], saved, strict=True):
+                for (_, unroll), its_state in zip(self.slots[job.slot], state[job.slot], strict=True):
                     unroll.load_state_dict(its_state)
 
 

@@ -10,7 +10,8 @@
 from meta_tasks.training.checkpoint import Checkpoints
 from meta_tasks.training.evaluation import HeldOutEvaluation, Score
 from meta_tasks.training.monitoring import Iteration, Monitor
-from meta_tasks.training.trainer import Trainer, TrainerSettings
+from meta_tasks.training.settings import TrainerSettings
+from meta_tasks.training.trainer import Trainer
 from meta_tasks.training.workers import Executor, ProcessExecutor, RankExecutor, SerialExecutor
 
 __all__ = [

@@ -72,19 +72,6 @@ def test_the_precision_stays_positive_whatever_curvature_is_measured(estimate):
         assert (h + 1.0 / 50 > 0).all()
 
 
-def test_a_state_of_settings_that_are_gone_loads_where_they_were_off():
-    model = small_network()
-    sampler = IVON(model.parameters(), 0.1, N)
-    state = sampler.state_dict()
-    state["param_groups"][0] |= {"clip_radius": None, "rescale_lr": True}
-    sampler.load_state_dict(state)
-    for settings in ({"clip_radius": 1.0}, {"rescale_lr": False}):
-        state["param_groups"][0] |= settings
-        with pytest.raises(ValueError, match="clip_radius"):
-            sampler.load_state_dict(state)
-        state["param_groups"][0] |= {"clip_radius": None, "rescale_lr": True}
-
-
 def test_draws_have_the_deviation_and_leave_the_mean_bit_for_bit():
     theta = torch.full((50_000,), 1.5, requires_grad=True)
     sampler = IVON([theta], 0.1, N, hess_init=0.25, prior_precision=10.0, temperature=0.5)

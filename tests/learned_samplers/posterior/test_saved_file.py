@@ -170,18 +170,3 @@ def test_samples_that_make_no_sense(tmp_path, change, reason):
         return
     with pytest.raises(ValueError, match=rf"samples\.safetensors: {reason}[^\n]*$"):
         SampleCollection.load(path, network())
-
-
-def test_names_that_earlier_versions_wrote_under_a_wrapper(tmp_path):
-    _, _, posterior = collect(steps=3)
-    posterior.save(tmp_path / SAMPLES)
-    expected = posterior.predict(X)
-
-    def rename(content, tensors):
-        shapes = content["settings"]["shapes"]
-        content["settings"]["shapes"] = {f"_forward_module.module.{name}": shape for name, shape in shapes.items()}
-        for key in list(tensors):
-            tensors[key.replace("samples/", "samples/_forward_module.module.")] = tensors.pop(key)
-
-    rewritten(tmp_path / SAMPLES, rename)
-    assert torch.equal(SampleCollection.load(tmp_path / SAMPLES, network()).predict(X), expected)
