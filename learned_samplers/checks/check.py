@@ -74,8 +74,7 @@ def check_sampler(
     Args:
         factory: makes the sampler from a list of parameters, as ``lambda params: SGHMC(params, lr=0.1, num_data=100)``.
             Schedules must not change it between steps.
-        stiffness: dimensionless lr·k/N of the Gaussians to try, each its own parameter tensor.
-        curvature: the k themselves, in place of ``stiffness``.
+        stiffness, curvature: dimensionless lr·k/N of the Gaussians to try, or the k themselves; a tensor each.
         gradient_noise: V ≥ 0, variance of Gaussian noise added to ∇U, in units of (∇U)²: minibatch noise.
         without_replacement: M ≥ 2, the minibatches of an epoch, for gradient noise as ``DataLoader(shuffle=True)``
             makes it: the noises of an epoch add up to zero. Variances are then means over the epoch. None draws every
@@ -85,7 +84,7 @@ def check_sampler(
         steps: measured steps of the simulation; as many again for burn-in. The default is 10 relaxation times of the
             softest coordinate under plain Langevin dynamics, at least 500; where that is more than 200,000 they must be
             given.
-        tolerance: relative, for measured against expected variance and for bias that a simulation cannot resolve.
+        tolerance: relative, of variances and biases.
         refinement: factor by which lr is lowered for the second question.
         per_chain: give ``step`` a closure that returns losses of shape (coordinates,), each coordinate one chain;
             the default is what `HMC` needs, and no other.

@@ -61,8 +61,7 @@ class PosteriorSamples(SampleCollection, HookedSteps):
     a fresh draw, which takes numbers from its random number generator.
 
     **Memory.** With ``max_samples`` = M the collection is thinned as it grows: when a state is due and M are held,
-    every second one is dropped, and from then on only every second state that is due is kept. So the kept ones are
-    evenly spaced over the whole run and all cycles, and once M were due M/2 to M are held.
+    every second one is dropped, and only every second one is kept from then on. So M/2 to M are held, evenly spaced.
 
     **On disk.** With ``path`` every sample goes to the file ``step-<step>.safetensors`` of that folder as it is
     collected, and a line of ``index.jsonl`` names it; each write is whole or absent, and has a checksum. A folder that
@@ -91,8 +90,7 @@ class PosteriorSamples(SampleCollection, HookedSteps):
         dtype: floating-point dtype in which sampled parameters are stored, such as ``torch.bfloat16``; None for each
             one's own, which buffers have always. A weight beyond its largest number is an error.
         device: where samples are stored (or read to, with ``path``).
-        path: folder to stream to; None keeps the samples in memory. Of a chain that several processes hold (replicas,
-            sharded parameters) the first one writes, and the others count.
+        path: folder to stream to; None keeps the samples in memory. Of several processes the first one writes.
         buffers: see above.
         store_frozen: False leaves parameters with ``requires_grad=False`` (a base model under LoRA, a frozen backbone)
             out of what is stored.

@@ -66,12 +66,16 @@ def test_every_report_is_in_the_index():
 
 
 def test_lists_of_samplers_on_pages_are_those_of_the_table():
-    """Each sampler has its paragraph and its cost, and no page spells a name in its own way."""
+    """Paragraphs and costs are of samplers of the table, each once, and no page spells a name in its own way.
+
+    (That no sampler is missing: `pages.sampler_table` is made of all. A new one is complete without words by hand.)
+    """
     docs = ROOT / "docs"
     paragraphs = re.findall(r"^\*\*`(\w+)`\*\* ", (docs / "which_sampler.md").read_text(), re.MULTILINE)
-    assert sorted(paragraphs) == sorted(SAMPLERS)
+    assert set(paragraphs) <= set(SAMPLERS)
+    assert len(paragraphs) == len(set(paragraphs))
     costs = re.findall(r"^\| `(\w+)", (docs / "speed.md").read_text(), re.MULTILINE)
-    assert set(costs) == set(SAMPLERS)
+    assert set(costs) <= set(SAMPLERS)
     names = {name.lower(): name for name in SAMPLERS}
     for page in [*docs.rglob("*.md"), *(ROOT / "reports").rglob("*.md")]:
         for cell in re.findall(r"(?<=\| )[^|]+(?= \|)", page.read_text()):
