@@ -60,6 +60,9 @@ class HeldOutReport:
     suggested: float
     #: Whether the present value is worse than that by more than a standard error.
     decided: bool
+    #: Whether the chain, back at the present value after the path, predicts no better than before. If it does, it was
+    #: still learning, and the later values look better than they are.
+    settled: bool
     #: What to give for ``prior_precision=``, or ``temperature=``.
     setting: Any
 
@@ -75,6 +78,8 @@ class HeldOutReport:
         verdict = f"take {self.setting!r}"
         if self.suggested != self.present and not self.decided:
             verdict += f"; the data do not decide against your {self.present:g}"
+        if not self.settled:
+            verdict += "; but the chain was still learning along the path, which flatters the last values: raise steps"
         return "\n".join([*lines, verdict])
 
 
@@ -302,7 +307,7 @@ class _Path:
             if made >= self.steps:
                 raise ValueError(f"steps={self.steps} end before the sampler has warmed up: raise steps")
             made += sum(1 for _ in self._walk(1))
-        each = (self.steps - made) // len(values)
+        each = (self.steps - made) // (len(values) + 1)
         if each < 20:
             raise ValueError(f"steps={self.steps} are too few for {len(values)} values after {made} of warm-up")
         seen: list[tuple[float, Tensor, float]] = []
@@ -314,17 +319,20 @@ class _Path:
             worse = worse + 1 if rows[-1].difference > _ERRORS * rows[-1].error > 0 else 0
             if value < present and worse >= _WORSE:
                 break
+        change(present)
+        gain, error = _difference(self._at(each), next((density, e) for value, density, e in seen if value == present))
         at_present = next(row for row in rows if row.value == present)
         suggested = next(row.value for row in rows if not row.error)
         return HeldOutReport(
             quantity=quantity,
             sampler=type(self.sampler).__name__,
             held_out=len(self.held_out[1]),
-            steps=made + each * len(rows),
+            steps=made + each * (len(rows) + 1),
             rows=tuple(rows),
             present=present,
             decided=at_present.difference > at_present.error,
             suggested=suggested,
+            settled=gain <= 2 * error,
             setting=setting(suggested),
         )
 
@@ -337,11 +345,17 @@ def _compared(seen: list[tuple[float, Tensor, float]]) -> list[HeldOutRow]:
     for index, loss in enumerate(nll):
         beside = nll[max(0, index - 1) : index] + nll[index + 1 : index + 2]
         smooth.append((2 * loss + sum(beside)) / (2 + len(beside)))
-    _, best, apart = seen[smooth.index(min(smooth))]
+    _, *best = seen[smooth.index(min(smooth))]
     rows = []
-    for (value, density, error), loss in zip(seen, nll, strict=True):
-        gaps = best - density
-        of_rows = gaps.std(correction=0).item() / math.sqrt(max(1, len(gaps) - 1))
-        total = 0.0 if density is best else math.sqrt(of_rows**2 + apart**2 + error**2)
-        rows.append(HeldOutRow(value, loss, gaps.mean().item(), total))
+    for (value, *entry), loss in zip(seen, nll, strict=True):
+        gap, error = _difference(best, entry) if entry[0] is not best[0] else (0.0, 0.0)
+        rows.append(HeldOutRow(value, loss, gap, error))
     return rows
+
+
+def _difference(first: Sequence[Any], second: Sequence[Any]) -> tuple[float, float]:
+    """By how much the first log-likelihoods of the rows are higher in mean, with its standard error."""
+    (density, error), (other, other_error) = first, second
+    gaps = density - other
+    of_rows = gaps.std(correction=0).item() / math.sqrt(max(1, len(gaps) - 1))
+    return gaps.mean().item(), math.sqrt(of_rows**2 + error**2 + other_error**2)

@@ -115,7 +115,10 @@ class BayesianMLP(BaseEstimator):
         """
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         generator = torch.Generator().manual_seed(seed)
-        self._standardised = continued["_standardised"] if continued else Standardised.of(x, weights)
+        by_feature = isinstance(self.prior_precision, Relevance)
+        self._standardised = (
+            continued["_standardised"] if continued else Standardised.of(x, weights, by_feature=by_feature)
+        )
         progress = Progress(type(self).__name__, bool(self.verbose))
         with _THREADS.limited(self.n_jobs), torch.enable_grad():
             inputs = self._inputs(x)
@@ -126,8 +129,8 @@ class BayesianMLP(BaseEstimator):
             networks = [perceptron(sizes, self.activation, generator, last) for _ in range(self.n_chains)]
             if continued:
                 _load_last_states(networks, continued["posterior_"])
-            relevance = self.prior_precision if isinstance(self.prior_precision, Relevance) else None
-            precision = float(self.prior_precision if relevance is None else relevance.others)
+            prior = self.prior_precision
+            relevance, precision = (prior, prior.others) if isinstance(prior, Relevance) else (None, float(prior))
             chains = Chains(networks, prior_precision=precision)
 
             def likelihood(rows: Tensor | None, energies: Any) -> Tensor:
@@ -185,8 +188,9 @@ class BayesianMLP(BaseEstimator):
             values = self._outputs(x[judged.numpy()])
             self.verdict_ = judge(values.unflatten(0, (self.n_chains, -1)), trace.temperature)
         self.n_iter_ += factor * self.tuning_steps + len(trace.energies)
-        squares = torch.stack([sample["0.weight"].square().sum(0) for sample in self.posterior_]).mean(0)
-        self.feature_relevance_ = (squares / squares.sum()).double().numpy()
+        first = [sample["0.weight"].double() for sample in self.posterior_]
+        lengths = self._standardised.lengths(sum(weight.T @ weight for weight in first).numpy())
+        self.feature_relevance_ = lengths / lengths.sum()
         progress.end(self.verdict_.text)
         if self.warn_unsettled and not self.verdict_.settled:
             warnings.warn(self.verdict_.text, ConvergenceWarning, stacklevel=3)

@@ -49,10 +49,10 @@ class Standardised(NamedTuple):
     basis: np.ndarray | None = None
 
     @classmethod
-    def of(cls, x: np.ndarray, weights: np.ndarray | None = None) -> Self:
-        """Standardise a table (rows, features), with weights of its rows."""
+    def of(cls, x: np.ndarray, weights: np.ndarray | None = None, *, by_feature: bool = False) -> Self:
+        """Standardise a table (rows, features), with weights of its rows; ``by_feature`` where the prior is."""
         mean, scale = location_and_scale(x, weights)
-        if x.shape[1] < 2 * len(x):
+        if by_feature or x.shape[1] < 2 * len(x):
             return cls(mean, scale)
         standard = (x - mean) / scale
         squares, directions = np.linalg.eigh(standard @ standard.T)
@@ -67,6 +67,12 @@ class Standardised(NamedTuple):
         square = (standard**2).sum(1)
         distance = np.sqrt(np.maximum(square - (inside**2).sum(1), 0))
         return np.column_stack([inside, np.where(distance > 1e-4 * np.sqrt(square), distance, 0)])
+
+    def lengths(self, products: np.ndarray) -> np.ndarray:
+        """Squared length of the weights of each feature, (features,), from the products WᵀW (inputs, inputs)."""
+        if self.basis is None:
+            return products.diagonal()
+        return np.einsum("fi,ij,fj->f", self.basis, products[:-1, :-1], self.basis, optimize=True)
 
     def of_tensor(self, x: Tensor) -> Tensor:
         """Inputs of a network as a tensor that gradients pass through, equal to those of the call."""

@@ -48,7 +48,7 @@ def linear():
 
 def make(named, cls=BAOA, **settings):
     """A chain fast enough for paths of some thousand steps."""
-    return cls(named, 0.2, ROWS, **{"prior_precision": 1.0, "momentum_decay": 0.3, **settings})
+    return cls(named, num_data=ROWS, **{"lr": 0.2, "prior_precision": 1.0, "momentum_decay": 0.3, **settings})
 
 
 class WithoutPrior(BAOA):
@@ -63,7 +63,7 @@ FACTORS = (100.0, 10.0, 1.0, 0.1)
 
 def prior_report(cls=BAOA, signal=0.1, **options):
     train, held_out = regression(signal)
-    options = {"factors": FACTORS, "held_out": held_out, "steps": 3200, "batch_size": ROWS} | options
+    options = {"factors": FACTORS, "held_out": held_out, "steps": 6000, "batch_size": ROWS} | options
     return suggest_prior(linear(), gaussian, train, lambda named: make(named, cls), **options)
 
 
@@ -80,7 +80,7 @@ def test_likelihoods_along_the_path_are_those_of_the_posteriors():
 
 def test_of_temperatures_too():
     train, held_out = regression(0.5)
-    options = dict(temperatures=(3.0, 1.0, 0.1), held_out=held_out, steps=2400, batch_size=ROWS)
+    options = dict(temperatures=(3.0, 1.0, 0.1), held_out=held_out, steps=8000, batch_size=ROWS)
     report = suggest_temperature(linear(), gaussian, train, make, **options)
     for row in report.rows:
         assert row.nll == pytest.approx(exact_nll(train, held_out, 1.0, row.value), abs=0.06)
@@ -92,10 +92,21 @@ def test_small_weights_need_a_strong_prior_and_large_ones_do_not_decide():
     assert strong.decided
     assert strong.suggested == strong.setting == 100.0
     assert "take 100.0" in str(strong)
-    large = prior_report(signal=1.0, factors=(1.2, 1.0, 0.8))
+    large = prior_report(signal=1.0, factors=(1.02, 1.0, 0.98))
     assert not large.decided
     assert large.present == 1.0
     assert "do not decide" in str(large) or large.suggested == 1.0
+
+
+def test_a_chain_that_is_still_learning_says_so():
+    train, held_out = regression(1.0)
+    options = dict(temperatures=(1.0, 0.3), held_out=held_out, batch_size=ROWS)
+    report = suggest_temperature(linear(), gaussian, train, lambda named: make(named, lr=0.0003), steps=400, **options)
+    assert not report.settled
+    assert "still learning" in str(report)
+    settled = suggest_temperature(linear(), gaussian, train, make, steps=2400, **options)
+    assert settled.settled
+    assert "still learning" not in str(settled)
 
 
 def test_the_path_ends_where_it_gets_worse():

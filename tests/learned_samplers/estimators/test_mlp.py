@@ -417,3 +417,15 @@ def test_relevance_tells_the_features_that_matter():
     alike = clone(model).set_params(prior_precision=1.0).fit(x, y).feature_relevance_
     assert shares.argmax() == 0
     assert shares[[0, 3]].sum() > alike[[0, 3]].sum()
+
+
+def test_relevance_of_many_columns_is_theirs():
+    """A network sees their span, unless its prior is by column."""
+    x = np.random.default_rng(0).normal(size=(20, 60))
+    y = x[:, 7]
+    for prior, columns in ((1.0, 21), (Relevance(), 60)):
+        model = BayesianMLPRegressor(**SMALL, prior_precision=prior).fit(x, y)
+        assert model.posterior_[0]["0.weight"].shape[1] <= columns
+        assert model.feature_relevance_.shape == (60,)
+        assert model.feature_relevance_.argmax() == 7
+        assert model.feature_relevance_.sum() == pytest.approx(1)
