@@ -1,0 +1,63 @@
+"""The experiments on priors: numbers of their tables from results that are known, and a short run of each."""
+
+import json
+
+import numpy as np
+import pytest
+from experiments.prior import headroom, suggestions
+
+
+def losses(best, temperature=1.0):
+    """NLL of every setting: 1 at the best pair of precisions, 2 elsewhere."""
+    return [1.0 if setting == (*best, temperature) else 2.0 for setting in headroom.SETTINGS]
+
+
+def test_the_oracle_gains_what_each_table_needs():
+    tables = {("a", 64): losses((0.1, 25.0)), ("b", 64): losses((25.0, 0.1)), ("c", 512): losses((25.0, 0.1))}
+    found = {
+        key: {"nll": [nll] * headroom.SPLITS, "features": (key[1], 4 + position, 2 + position)}
+        for position, (key, nll) in enumerate(tables.items())
+    }
+    lines = headroom.report(found)
+    hot = [line for line in lines if line.startswith("T = 1:")]
+    assert hot[0] == "T = 1: oracle, one λ +0.0 ± 0.0 %"
+    assert hot[1].startswith("T = 1: fixed, by layer -46.2")  # two of three tables have their best
+    assert hot[2] == "T = 1: oracle, by layer -69.3 ± 0.0 %"  # log ½
+    assert "(25.0, 0.1)" in hot[3]
+
+
+def test_a_run_of_all_settings_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(headroom, "STEPS", 60)
+    monkeypatch.setattr(headroom, "SPLITS", 2)
+    random = np.random.default_rng(0)
+    x = random.normal(size=(200, 3))
+    monkeypatch.setattr(headroom, "tables", lambda root: {"sign": (x, (x[:, 0] > 0).astype(int))})
+    found = headroom.results(None, tmp_path)
+    assert list(found) == [("sign", 64)]
+    assert found["sign", 64]["features"] == (64, 3, 2)
+    nll = np.array(found["sign", 64]["nll"])
+    assert nll.shape == (2, len(headroom.SETTINGS))
+    assert (nll < 2).all()
+    monkeypatch.setattr(headroom, "run", None)  # not called again
+    assert headroom.results(None, tmp_path) == found
+
+
+def test_a_path_is_scored_by_the_run_at_its_choice(tmp_path, monkeypatch):
+    monkeypatch.setattr(suggestions, "TASKS", {"task": None})
+    entry = dict(values=[1.0, 0.1], grid=[[0.5, 0.6], [0.4, 0.5]], present=1.0, decided=True, settled=True)
+    for quantity, suggested in (("prior", 1.0), ("temperature", 0.1)):
+        kept = {**entry, "suggested": suggested, "seconds": 2.0, "grid_seconds": 6.0}
+        (tmp_path / f"suggestions_task_{quantity}_0.json").write_text(json.dumps(kept))
+    lines = suggestions.table(None, tmp_path, 1)
+    assert lines[2] == "| task | prior | 1.20 ± nan | 1.20 ± nan | 1 of 1 | 2, 3 |"
+    assert lines[3] == "| task | temperature | 1.00 ± nan | 1.20 ± nan | 1 of 1 | 2, 3 |"
+
+
+@pytest.mark.slow
+def test_a_short_path_and_its_grid(tmp_path, monkeypatch):
+    short = suggestions.Task(dict(dataset="digits", model="mlp", hidden=(8,), validation=200), 0.1, 1.0, 300)
+    monkeypatch.setattr(suggestions, "TASKS", {"digits": short})
+    results = list(suggestions.compare("digits", 0, None, tmp_path))
+    assert [one["quantity"] for one in results] == ["prior", "temperature"]
+    assert all(len(one["grid"]) == len(one["values"]) for one in results)
+    assert len(list(tmp_path.iterdir())) == 2
