@@ -121,7 +121,7 @@ def _with_error(values: np.ndarray) -> str:
 
 def report(found: Mapping[tuple[str, int], dict[str, Any]]) -> list[str]:
     """Relative NLL, geometric means over tables, in percent of the best common λ; with standard errors over tables."""
-    lines = []
+    lines, fixed = list[str](), list[np.ndarray]()
     # Where both precisions are the same, among the settings of one temperature.
     same = np.array([k for k, (first, second) in enumerate(itertools.product(GRID, GRID)) if first == second])
     for temperature in TEMPERATURES:
@@ -146,10 +146,11 @@ def report(found: Mapping[tuple[str, int], dict[str, Any]]) -> list[str]:
             others = [j for j, other in enumerate(names) if other != name]
             a = design[others]
             ridge = np.linalg.solve(a.T @ a + np.eye(a.shape[1]), a.T @ surface[others])
-            fixed = surface[others].mean(0).argmin()
-            picks.append(logs[k, :, (design[k] @ ridge).argmin()].mean() - logs[k, :, fixed].mean())
+            best_of_others = surface[others].mean(0).argmin()
+            picks.append(logs[k, :, (design[k] @ ridge).argmin()].mean() - logs[k, :, best_of_others].mean())
+        fixed.append(scores["fixed, by layer"])
         lines += [f"T = {temperature:g}: {name} {_with_error(value - base)}" for name, value in scores.items()]
         best = tuple(SETTINGS[chosen[logs.mean((0, 1)).argmin()]][:2])
         lines.append(f"T = {temperature:g}: the best fixed λ by layer is {best}")
         lines.append(f"T = {temperature:g}: predictor against fixed by layer {_with_error(np.array(picks))}")
-    return lines
+    return [*lines, f"T = 0.1 against T = 1, each fixed by layer: {_with_error(fixed[1] - fixed[0])}"]
