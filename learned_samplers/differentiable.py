@@ -43,8 +43,8 @@ class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
             )
         if sampler.not_differentiable:
             raise ValueError(f"{name} cannot be differentiated through: {sampler.not_differentiable}")
-        if sampler.prior is not None and sampler.prior.every:
-            raise ValueError(f"the twin of {name} in higher would not draw its prior, {sampler.prior!r}")
+        if (prior := next(filter(None, sampler.group_priors), None)) is not None:
+            raise ValueError(f"the twin of {name} in higher would not draw its prior, {prior!r}")
         if sampler.schedule is not None:
             raise ValueError(
                 f"a CyclicalSchedule is attached to {name}, and would not follow the steps of its twin "

@@ -47,7 +47,7 @@ class ConfiguredOptimizer(ResumableOptimizer, Configurable):
         check=validation.non_negative,
         doc="λ of the Gaussian prior N(μ, 1/λ), in 1/θ²; a weight decay of λ/N on the mean loss. A dict has one "
         'by name of the parameter ({"*.weight": 0.3, "*.bias": 1.0}); a prior of `learned_samplers.priors` one by '
-        "fan-in, or one that is sampled with the weights.",
+        "fan-in, or one that is sampled with the weights; a group may have its own.",
     )
     prior_mean: PriorMean = setting(
         default=None,
@@ -103,6 +103,8 @@ class ConfiguredOptimizer(ResumableOptimizer, Configurable):
     needs_closure: ClassVar[bool] = False
     #: Whether the sampler takes ``prior_mean``.
     takes_prior_mean: ClassVar[bool] = True
+    #: Whether ``prior_precision`` may be a prior, and need not be one number.
+    takes_priors: ClassVar[bool] = True
     #: Keys that the sampler itself writes into its parameter groups.
     group_keys: ClassVar[tuple[str, ...]] = ()
     #: Whether the whole update is done in `advance`, so that it can work on float32 copies of the parameters.
@@ -136,10 +138,12 @@ class ConfiguredOptimizer(ResumableOptimizer, Configurable):
     def __init__(self, params: Any, *positional: Any, **keywords: Any):
         keywords = in_our_names(type(self).__name__, keywords, self.declared)
         params, values = validation.in_order(params), self.named(positional, keywords)
-        self.prior = priors.prior_of(values["prior_precision"])
+        #: The prior of groups that name none, None where it is one number; of each group the one that draws its λ.
+        self.prior, self.group_priors = priors.prior_of(values["prior_precision"]), list[priors.Prior | None]()
+        if self.prior is not None or priors.has_priors(params):
+            params = priors.split(cast(Chain, self), params, self.prior, values.get("prior_mean"))
         if self.prior is not None:
-            priors.check_taken(cast(Chain, self), self.prior)
-            params, values["prior_precision"] = priors.split(params, self.prior), 0.0
+            values["prior_precision"] = 0.0
         values = self.prepare(params, values)
         self.check_settings(values, of_sampler=True, new=True)
         for name, declared in self.declared.items():
@@ -183,18 +187,39 @@ class ConfiguredOptimizer(ResumableOptimizer, Configurable):
         """Check settings that must go with each other; each has been checked by itself."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as in `torch.optim.Optimizer`, after checking its settings and tensors."""
-        prior = getattr(self, "prior", None)
-        if prior is not None and isinstance(param_group, dict) and "prior_precision" not in param_group:
-            for part in priors.split([param_group], prior, all_parameters=False):
-                self.add_param_group(part)
-            return
+        """Add a group, as in `torch.optim.Optimizer`, after checking its settings and tensors.
+
+        Under a prior it becomes several, one for each precision. An error leaves the groups as they were.
+        """
+        precision_or_prior = param_group.get("prior_precision", self.prior) if isinstance(param_group, dict) else None
+        has_prior, chain = priors.prior_of(precision_or_prior) is not None, cast(Chain, self)
+        mesh, counts = self.mesh, [(one, len(one.param_groups)) for one in (self, *chain.inner_optimizers())]
+        try:
+            for part in priors.split(chain, [param_group], self.prior) if has_prior else [param_group]:
+                self.join(part)
+        except BaseException:
+            for optimizer, count in counts:
+                del optimizer.param_groups[count:]
+                if isinstance(optimizer, ConfiguredOptimizer):
+                    optimizer.forget_groups(count)
+            self.mesh = mesh
+            raise
+
+    def forget_groups(self, count: int) -> None:
+        """Forget what is kept beside the groups of all but the first ``count``."""
+        del self.group_priors[count:]
+        if self.schedule is not None:
+            self.schedule.left(count)
+
+    def join(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters with one precision; a sampler that drives another optimizer adds it there, too."""
         listed = validation.listed_parameters(param_group)
         others = [p for group in self.param_groups for p in group["params"]]
         validation.validate_parameters(listed, others)
         param_group = in_our_names(type(self).__name__, param_group, self.defaults, of_group=True)
         refuse_unknown(type(self).__name__, param_group, self.defaults, self.group_keys)
         group = {**self.defaults, **param_group, "params": listed}
+        prior = group.pop(priors.DRAWN_BY, None)
         if self.param_groups and "prior_mean" not in param_group:
             prior_means.refuse_inherited(group["prior_mean"])
         self.check_group(group, new=True)
@@ -208,11 +233,12 @@ class ConfiguredOptimizer(ResumableOptimizer, Configurable):
         group.setdefault("step", self.param_groups[0]["step"] if self.param_groups else 0)
         validation.integer("step", group["step"], least=0)
         super().add_param_group(group)
+        self.group_priors.append(prior)
         self.mesh = mesh
         if self.schedule is not None:
             self.schedule.joined(self.param_groups[-1])
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ["generator", "schedule", "distributed", "replicated", "broken_off", "prior"]
+        names = ["generator", "schedule", "distributed", "replicated", "broken_off", "prior", "group_priors"]
         names += [name for name, one in self.declared.items() if one.of_sampler and hasattr(self, name)]
         return {**super().__getstate__(), **{name: getattr(self, name) for name in names}}

@@ -7,23 +7,24 @@ update rule, guard and saved state sees what it always sees, one number a group.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from learned_samplers.base import validation
+from learned_samplers.base import prior_mean, validation
 from learned_samplers.base.guards.side_by_side import is_stacked
 from learned_samplers.base.protocol import Chain
 
-#: Key of the parameter groups whose precision a prior draws.
-DRAWN = "prior_is_drawn"
+#: Key under which a new parameter group brings the prior that draws its precision; the sampler keeps it elsewhere.
+DRAWN_BY = "prior_is_drawn_by"
 
 
 class Prior:
     """Base class of priors N(μ, 1/λ) with a precision for each parameter.
 
-    A subclass says how large λ is by `precision`; one whose λ is drawn while the chain runs sets `every` and `draw`.
+    A subclass says how large λ is by `precision`, or by `of_parameters` where that takes a look at all parameters; one
+    whose λ is drawn while the chain runs sets `every` and `draw`.
     """
 
     #: Steps between two draws of λ; 0 where it is never drawn.
@@ -38,8 +39,12 @@ class Prior:
         """
         raise NotImplementedError
 
-    def draw(self, sampler: Chain) -> None:
-        """Draw λ of each parameter group of a sampler, given its weights."""
+    def of_parameters(self, entries: Sequence[tuple[str | None, Tensor]]) -> list[float]:
+        """λ of several parameters, (name or None, parameter)."""
+        return [self.precision(name, p) for name, p in entries]
+
+    def draw(self, sampler: Chain, group: dict[str, Any]) -> None:
+        """Draw λ of a parameter group of a sampler, given its weights, and write it into the group."""
         raise NotImplementedError
 
     def scaled(self, factor: float) -> Prior:
@@ -103,51 +108,95 @@ def prior_of(value: Any) -> Prior | None:
     return value if isinstance(value, Prior) else None
 
 
-def split(params: Any, prior: Prior, *, all_parameters: bool = True) -> list[dict[str, Any]]:
-    """Parameter groups in which all have one precision, those of a prior; a group's own precision stays.
+def draw(sampler: Chain) -> None:
+    """Draw the precision of each group with a prior that draws it in this step."""
+    for group, prior in zip(sampler.param_groups, sampler.group_priors, strict=True):
+        if prior is not None and sampler.step_count % prior.every == 0:
+            prior.draw(sampler, group)
+
+
+def has_priors(params: Any) -> bool:
+    """Whether a parameter group among the first argument of an optimizer has a prior of its own."""
+    return any(prior_of(group.get("prior_precision")) is not None for group in groups_of(params))
+
+
+def groups_of(params: Any) -> list[dict[str, Any]]:
+    """The first argument of an optimizer as a list of groups."""
+    listed: list[Any] = [params] if isinstance(params, Tensor | dict) else list(params)
+    return listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
+
+
+def split(sampler: Chain, params: Any, prior: Prior | None, means: Any = None) -> list[dict[str, Any]]:
+    """Parameter groups in which all have one precision, those of a prior; a group's own precision or prior stays.
 
     Args:
+        sampler: the one that they are for.
         params: tensors, named tensors or groups.
-        prior: gives the precisions.
-        all_parameters: whether these are all that the prior is for, so that each part of it must apply to some.
+        prior: that of groups that name none; None where they keep the sampler's number.
+        means: ``prior_mean`` as the constructor got it: tensors are those of the first group's parameters.
 
     Raises:
-        ValueError: as the prior says; or a parameter holds several networks (`Chains`).
+        ValueError, TypeError: as the prior says; a part of a prior is for no parameter; the sampler cannot have such a
+            prior; or a parameter holds several networks (`Chains`).
     """
-    listed: list[Any] = [params] if isinstance(params, Tensor | dict) else list(params)
-    groups: list[dict[str, Any]] = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
-    parts = [part for group in groups for part in _parts(group, prior)]
-    if all_parameters:
-        entries = [entry for group in parts for entry in validation.listed_parameters(group)]
-        prior.check_names([entry[0] for entry in entries if isinstance(entry, tuple)])
+    groups = [dict(group) for group in groups_of(params)]
+    if not isinstance(means, str | None):
+        groups[0].setdefault("prior_mean", means)
+    names, parts = list[str](), list[dict[str, Any]]()
+    for group in groups:
+        own_prior = prior_of(group.get("prior_precision"))
+        group_prior = own_prior if "prior_precision" in group else prior
+        if group_prior is None:
+            parts.append(group)
+            continue
+        check_taken(sampler, group_prior)
+        entries = [
+            entry if isinstance(entry, tuple) else (None, entry) for entry in validation.listed_parameters(group)
+        ]
+        parts += _parts(sampler, group, entries, group_prior)
+        group_names = [name for name, _ in entries if name is not None]
+        if own_prior is not None:
+            own_prior.check_names(group_names)
+        else:
+            names += group_names
+    if prior is not None and not sampler.group_priors:  # one that joins need not be of each layer
+        prior.check_names(names)
     return parts
 
 
-def _parts(group: dict[str, Any], prior: Prior) -> Iterable[dict[str, Any]]:
-    if "prior_precision" in group:
-        return [group]
-    parts: dict[Any, dict[str, Any]] = {}
-    for number, entry in enumerate(validation.listed_parameters(group)):
-        name, p = entry if isinstance(entry, tuple) else (None, entry)
+def _parts(
+    sampler: Chain, group: dict[str, Any], entries: Sequence[tuple[str | None, Tensor]], prior: Prior
+) -> list[dict[str, Any]]:
+    for number, (name, p) in enumerate(entries):
         validation.parameter(f"parameter {name!r}" if name else f"params[{number}]", p)
         if is_stacked(p):
             raise ValueError(
                 f"prior_precision={prior!r} would take the chains that are stacked in one tensor for one network: take "
                 "Chains(..., separate=True), or a number"
             )
-        precision = prior.precision(name, p)
+    means: Any = group.get("prior_mean")
+    has_means = not isinstance(means, str | None)
+    if has_means:
+        prior_mean.validate(sampler, "prior_mean", means, [p for _, p in entries], laid_out=False)
+    parts: dict[Any, dict[str, Any]] = {}
+    for number, ((name, p), precision) in enumerate(zip(entries, prior.of_parameters(entries), strict=True)):
         key = number if prior.every else precision
-        part = parts.setdefault(key, {**group, "params": [], "prior_precision": precision})
-        if prior.every:
-            part[DRAWN] = True
-        part["params"].append(entry)
-    return parts.values()
+        if key not in parts:
+            parts[key] = {**group, "params": [], "prior_precision": precision}
+            if has_means:
+                parts[key]["prior_mean"] = []
+            if prior.every:
+                parts[key][DRAWN_BY] = prior
+        parts[key]["params"].append(p if name is None else (name, p))
+        if has_means:
+            parts[key]["prior_mean"].append(means[number])
+    return list(parts.values())
 
 
 def check_taken(sampler: Chain, prior: Prior) -> None:
     """Raise ValueError where a sampler cannot have a prior with several precisions, or one that is drawn."""
     name = type(sampler).__name__
-    if sampler.declared["prior_precision"].shared:
+    if not sampler.takes_priors or sampler.declared["prior_precision"].shared:
         raise ValueError(f"prior_precision of {name} must be one number for all parameters, got {prior!r}")
     if prior.every and "temperature" not in sampler.hyperparameters:
         raise ValueError(f"prior_precision of {name} cannot be sampled, for its weights are no chain, got {prior!r}")

@@ -30,6 +30,7 @@ class Chain(Protocol):
     agreed: bool
     broken_off: bool
     saved_weights: list[float] | None
+    group_priors: list[Any]
 
     # What it declares.
     @property
@@ -48,6 +49,8 @@ class Chain(Protocol):
     def not_sharded(self) -> str: ...
     @property
     def takes_prior_mean(self) -> bool: ...
+    @property
+    def takes_priors(self) -> bool: ...
     @property
     def half_precision(self) -> bool: ...
     @property

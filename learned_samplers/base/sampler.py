@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learned_samplers.base import prior as priors
 from learned_samplers.base import prior_mean as prior_means
 from learned_samplers.base import step
 from learned_samplers.base.configured import ConfiguredOptimizer
@@ -113,8 +114,8 @@ class Sampler(ConfiguredOptimizer):
                     self.advance(group, inputs)
             for group in self.param_groups:
                 group["step"] += 1
-            if self.prior is not None and self.prior.every and self.step_count % self.prior.every == 0:
-                self.prior.draw(self)
+            if any(self.group_priors):
+                priors.draw(self)
             if self.outside.watching and not torch.compiler.is_compiling():
                 self.outside.note(self)
         return evaluation.loss

@@ -51,6 +51,8 @@ class ResumableOptimizer(NoisyOptimizer):
     mesh: Any = None
     #: A prior with a precision for each parameter, None where it is one number.
     prior: Prior | None = None
+    #: Of each parameter group the prior that draws its precision, or None.
+    group_priors: list[Prior | None] = []  # noqa: RUF012  (each sampler sets its own)
     #: The `CyclicalSchedule` that is attached to this sampler, or None.
     schedule: Any = None
 
@@ -98,8 +100,8 @@ class ResumableOptimizer(NoisyOptimizer):
             saved["sampler"]["dtypes"] = [dtype_name(p) for p in everything]
             saved["sampler"]["weight_sums"] = resumed.weight_sums(everything)
             saved["sampler"]["checksum"] = checksum_of(saved)
-            if self.prior is not None:
-                saved["sampler"]["prior"] = repr(self.prior)
+            if prior := self._prior_text():
+                saved["sampler"]["prior"] = prior
         if self.replicated:
             saved["sampler"]["replicated"] = True
         waiting = [
@@ -143,10 +145,10 @@ class ResumableOptimizer(NoisyOptimizer):
         self.broken_off = False
         self.saved_weights = state_dict["sampler"].get("weight_sums") if self.mesh is None else None
         self._loaded()
-        drawn, prior = self.prior is not None and self.prior.every, state_dict["sampler"].get("prior")
-        if self.mesh is None and prior != (None if self.prior is None else repr(self.prior)):
-            warn(f"the state was saved with the prior {prior}, and this sampler has {self.prior!r}: it goes on from it")
-        for key in ("num_data", "temperature", *(() if drawn else ("prior_precision",))):
+        saved_prior, prior = state_dict["sampler"].get("prior"), self._prior_text() or None
+        if self.mesh is None and saved_prior != prior:
+            warn(f"the state was saved with the prior {saved_prior}, and this sampler has {prior}: it goes on from it")
+        for key in ("num_data", "temperature", *(() if any(self.group_priors) else ("prior_precision",))):
             pairs = ((_target(group, key), _target(saved, key)) for group, saved in zip(groups, filled, strict=True))
             before, now = next((pair for pair in pairs if pair[0] != pair[1]), (None, None))
             if before is not None:
@@ -161,6 +163,10 @@ class ResumableOptimizer(NoisyOptimizer):
                     f"noise, not as it would have. Convert the network to {saved} to resume it exactly"
                 )
                 break
+
+    def _prior_text(self) -> str:
+        """The priors of the sampler and of its groups, "" where all are numbers."""
+        return " and ".join(dict.fromkeys(map(repr, filter(None, (self.prior, *self.group_priors)))))
 
     def _dtypes_sampled(self) -> list[str]:
         """The dtype of each parameter, "" of those that are not sampled."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
+from learned_samplers.base.configured import Precision
 from learned_samplers.base.momentum import MomentumSampler
 from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.settings import setting
@@ -166,7 +167,7 @@ class AdaptedSGHMC(WarmedUpSampler):
         optimizer: torch.optim.Optimizer,
         num_data: float,
         *,
-        prior_precision: float | None = None,
+        prior_precision: Precision | None = None,
         **settings: Any,
     ) -> AdaptedSGHMC:
         """Go on from a model that ``torch.optim.Adam`` or ``AdamW`` has trained: sample, from the first step on.
@@ -178,8 +179,8 @@ class AdaptedSGHMC(WarmedUpSampler):
         Args:
             optimizer: has taken at least one step.
             num_data: N.
-            prior_precision: λ; None is N·weight_decay of each group of an ``Adam``. An ``AdamW``'s decay is no term of
-                any energy, so that λ must be given if it has one (N·weight_decay is the nearest).
+            prior_precision: λ, or a prior; None is N·weight_decay of each group of an ``Adam``. An ``AdamW``'s decay is
+                no term of any energy, so that λ must be given if it has one (N·weight_decay is the nearest).
             settings: further keywords of the sampler, as ``temperature``, ``eps``, ``momentum_init``;
                 ``lr`` and ``momentum_decay`` replace those of every group.
 

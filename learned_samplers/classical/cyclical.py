@@ -105,6 +105,10 @@ class CyclicalSchedule(LRScheduler):
         self._write(group, *cyclical_phase(self.sampler.step_count + 1, self.cycle_length, self.exploration_ratio))
         self._written.append(_written(group))
 
+    def left(self, count: int) -> None:
+        """Forget all groups but the first ``count``: the others could not join."""
+        del self._written[count:]
+
     @staticmethod
     def _write(group: dict[str, Any], factor: Any, sampling: Any) -> None:
         peak, temperature = (

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learned_samplers.base.configured import Precision
 from learned_samplers.base.group_keys import in_our_names
 from learned_samplers.base.guards.precision import MASTER, has_master, working_dtype
 from learned_samplers.base.operations import as_number
@@ -15,7 +16,7 @@ _OF_WARMUP = {"warmup", "warmup_steps", "settling_share", "decay", "cycle_length
 
 
 def from_adam(
-    cls: Any, optimizer: torch.optim.Optimizer, num_data: Any, prior: float | None, settings: dict[str, Any]
+    cls: Any, optimizer: torch.optim.Optimizer, num_data: Any, prior: Precision | None, settings: dict[str, Any]
 ) -> Any:
     """See `AdaptedSGHMC.from_optimizer`; ``cls`` is that class."""
     if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
@@ -27,10 +28,15 @@ def from_adam(
     if names := ", ".join(sorted(_OF_WARMUP & settings.keys())):
         raise ValueError(f"{names} must not be given: the optimizer's mass is frozen at once")
     settings = {"lr": groups[0]["lr"], **settings, "warmup_steps": 0}
+    if prior is not None:
+        settings["prior_precision"] = prior
     sampler = cls(groups, num_data=num_data, **settings)
-    for group, theirs in zip(sampler.param_groups, optimizer.param_groups, strict=True):
+    # A prior may have split the groups.
+    group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
+    for group in sampler.param_groups:
         for i, p in enumerate(group["params"]):
             if p.requires_grad:
+                theirs = group_of[p]
                 moment = _second_moment(optimizer.state.get(p, {}), theirs, sampler.name_of(group, i))
                 dtype = working_dtype(group, p)
                 sampler.state[p]["momentum"] = sampler.initial_state(group, p, "momentum").to(dtype)
@@ -42,7 +48,7 @@ def from_adam(
 
 
 def _sampling_group(
-    theirs: dict[str, Any], optimizer: torch.optim.Optimizer, num_data: Any, prior: float | None, settings: Any
+    theirs: dict[str, Any], optimizer: torch.optim.Optimizer, num_data: Any, prior: Precision | None, settings: Any
 ) -> dict[str, Any]:
     """A parameter group of the sampler from one of Adam: its parameters, learning rate, momentum and weight decay."""
     if theirs["maximize"]:
@@ -61,12 +67,12 @@ def _sampling_group(
             f"lr must be given: a schedule has brought that of {type(optimizer).__name__} from {peak:g} down to "
             f"{lr:g}, at which a chain stands still; take one near the largest that trained well"
         )
-    return {
+    group = {
         "params": list(zip(names, theirs["params"], strict=True)) if names else list(theirs["params"]),
         "lr": settings.get("lr", lr),
         "momentum_decay": settings.get("momentum_decay", 1 - as_number(theirs["betas"][0])),
-        "prior_precision": as_number(num_data) * decay if prior is None else prior,
     }
+    return group if prior is not None else {**group, "prior_precision": as_number(num_data) * decay}
 
 
 def _second_moment(state: dict[str, Any], group: dict[str, Any], name: str) -> Tensor:

@@ -214,12 +214,10 @@ class WarmedUpSampler(MomentumSampler):
         if length is not None and length <= steps:
             raise ValueError(f"cycle_length {length} leaves no step to sample in after warmup_steps={steps}")
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
+    def join(self, param_group: dict[str, Any]) -> None:
+        super().join(param_group)
         if self.explorer is not None:
             self.explorer.add(self.param_groups[-1])
-
-    add_param_group.__doc__ = Sampler.add_param_group.__doc__
 
     # ---------------------------------------------------------------- what the chain says of itself
 

@@ -131,6 +131,7 @@ class ParticleSampler(Sampler):
     not_sharded = "particles are compared as whole sets of weights"
     needs_closure = True
     takes_prior_mean = False
+    takes_priors = False
     #: Whether the closure returns (K, M) losses of K targets; one target has (M,).
     several_targets: ClassVar[bool] = True
     #: Whether particles that start equal stay so: nothing but where they are tells one from another.
@@ -176,6 +177,9 @@ class ParticleSampler(Sampler):
             validate_parameters(named, next(self._real(), None))
             param_group = {**param_group, "params": listed}
         super().add_param_group(param_group)
+
+    def join(self, param_group: dict[str, Any]) -> None:
+        super().join(param_group)
         if self.base_optimizer is not None:
             group = self.param_groups[-1]
             self.base_optimizer.add_param_group({"params": list(group["params"]), "lr": group["lr"]})

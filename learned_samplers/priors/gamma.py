@@ -9,7 +9,7 @@ from torch import Tensor
 
 from learned_samplers.base import prior_mean, sharding, validation
 from learned_samplers.base.operations import as_number
-from learned_samplers.base.prior import DRAWN, Prior
+from learned_samplers.base.prior import Prior
 from learned_samplers.base.protocol import Chain
 
 
@@ -57,16 +57,15 @@ class GammaHyperprior(Prior):
     def precision(self, name: str | None, p: Tensor) -> float:
         return self.start
 
-    def draw(self, sampler: Chain) -> None:
-        for group in filter(lambda group: group.get(DRAWN), sampler.param_groups):
-            temperature = as_number(sampler.hyper(group)["temperature"])
-            params = [p for p in group["params"] if p.requires_grad]
-            if not temperature or not params:
-                continue
-            size = sum(p.numel() for p in params)
-            square = sum(sharding.total(x.double().square()) for x in prior_mean.centred(group, params))
-            drawn = precision_given(self, size, torch.as_tensor(square).double(), temperature, sampler.generator)
-            group["prior_precision"] = drawn.item()
+    def draw(self, sampler: Chain, group: dict[str, Any]) -> None:
+        temperature = as_number(sampler.hyper(group)["temperature"])
+        params = [p for p in group["params"] if p.requires_grad]
+        if not temperature or not params:
+            return
+        size = sum(p.numel() for p in params)
+        square = sum(sharding.total(x.double().square()) for x in prior_mean.centred(group, params))
+        drawn = precision_given(self, size, torch.as_tensor(square).double(), temperature, sampler.generator)
+        group["prior_precision"] = drawn.item()
 
     def __repr__(self) -> str:
         return f"GammaHyperprior(shape={self.shape:g}, rate={self.rate:g}, start={self.start:g}, every={self.every})"

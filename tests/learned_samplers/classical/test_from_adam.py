@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from learned_samplers import AdaptedSGHMC
+from learned_samplers.priors import FanIn, GammaHyperprior
 from tests.harness import closure_for, flat, small_network
 from tests.learned_samplers.classical.chains_of_adapted import N
 
@@ -85,3 +86,24 @@ def test_cold_it_moves_as_adam_with_that_mass():
         m = 0.8 * m
         sampler.step()
         assert torch.allclose(p.detach(), theta, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("prior", [FanIn(), {"*weight": 3.0, "*": 0.5}, GammaHyperprior(every=2)])
+def test_it_takes_priors_and_their_groups_keep_rate_and_mass(prior):
+    model, adam = trained()
+    plain = AdaptedSGHMC.from_optimizer(adam, N, prior_precision=1.0)
+    sampler = AdaptedSGHMC.from_optimizer(adam, N, prior_precision=prior)
+    assert len(sampler.param_groups) == 4
+    for group in sampler.param_groups:
+        for p in group["params"]:
+            theirs = next(g for g in plain.param_groups if any(p is q for q in g["params"]))
+            assert (group["lr"], group["momentum_decay"]) == (theirs["lr"], theirs["momentum_decay"])
+            roots = [
+                one.hyper(g)["momentum_decay"] / one.state[p]["mass"].square() - one.hyper(g)["floor"]
+                for one, g in ((sampler, group), (plain, theirs))
+            ]
+            assert torch.allclose(*roots, rtol=1e-3), "the root of v̂"
+    torch.manual_seed(0)
+    for _ in range(4):
+        sampler.step(closure_for(model, sampler))
+    assert flat(model).isfinite().all()

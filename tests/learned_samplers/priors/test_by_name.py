@@ -74,3 +74,50 @@ def test_samplers_with_groups_take_it(make):
         sampler.step(closure_for(model, sampler))
     assert flat(model).isfinite().all()
     assert len({group["prior_precision"] for group in sampler.param_groups}) == 3
+
+
+def precision_of(layer, gain=1.0):
+    (group,) = SGHMC([layer.weight], 0.05, 100, prior_precision=FanIn(gain)).param_groups
+    return group["prior_precision"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs"),
+    [
+        (nn.Linear(6, 5), 6),
+        (nn.Embedding(50, 7), 1),
+        (nn.EmbeddingBag(50, 7), 1),
+        (nn.Conv2d(4, 6, 3, groups=2), 18),
+        (nn.ConvTranspose2d(8, 3, 4, stride=2), 8 * 4),
+        (nn.ConvTranspose1d(8, 6, 5, groups=2), 4 * 5),
+    ],
+)
+def test_fan_in_is_the_number_of_inputs_that_an_output_adds_up(layer, inputs):
+    assert precision_of(layer) == inputs
+    assert precision_of(layer, gain=2.0) == inputs / 4
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (nn.Embedding(50, 300), torch.randint(50, (4000,))),
+        (nn.ConvTranspose2d(32, 2, 4, stride=2, bias=False), torch.randn(20, 32, 12, 12)),
+        (nn.Conv2d(32, 4, 3, bias=False), torch.randn(20, 32, 12, 12)),
+    ],
+)
+def test_outputs_under_it_have_the_variance_of_inputs(layer, x):
+    """Draws from the prior of unit inputs have unit outputs; a fan-in by the axes alone is off by 12 and by 150."""
+    torch.manual_seed(0)
+    nn.init.normal_(layer.weight, std=precision_of(layer) ** -0.5)
+    with torch.no_grad():
+        y = layer(x)
+    inner = y[..., 4:-4, 4:-4] if y.dim() == 4 else y
+    assert float(inner.square().mean()) == pytest.approx(1.0, rel=0.15)
+
+
+def test_a_tied_weight_has_the_larger_fan_in_and_a_loose_one_that_of_a_linear_layer():
+    model = nn.ModuleDict({"embedding": nn.Embedding(50, 7), "head": nn.Linear(7, 50)})
+    model["head"].weight = model["embedding"].weight
+    assert precision_of(model["head"]) == 7
+    (group,) = SGHMC([torch.zeros(5, 3, requires_grad=True)], 0.05, 100, prior_precision=FanIn()).param_groups
+    assert group["prior_precision"] == 3

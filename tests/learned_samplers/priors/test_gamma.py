@@ -65,8 +65,7 @@ def test_the_precision_has_the_joint_law_at_any_temperature(temperature):
 class Tempered(GammaHyperprior):
     """Planted: the whole joint density to the power 1/T."""
 
-    def draw(self, sampler):
-        (group,) = sampler.param_groups
+    def draw(self, sampler, group):
         (theta,), t = group["params"], group["temperature"]
         shape = torch.tensor((self.shape - 1 + theta.numel() / 2) / t + 1, dtype=torch.float64)
         rate = (self.rate + theta.detach().square().sum().item() / 2) / t
@@ -76,10 +75,10 @@ class Tempered(GammaHyperprior):
 class WithoutWeights(GammaHyperprior):
     """Planted: λ is drawn from the hyperprior, whatever the weights are."""
 
-    def draw(self, sampler):
+    def draw(self, sampler, group):
         shape = torch.tensor(self.shape, dtype=torch.float64)
         drawn = torch._standard_gamma(shape, generator=sampler.generator).item() / self.rate
-        sampler.param_groups[0]["prior_precision"] = drawn
+        group["prior_precision"] = drawn
 
 
 @pytest.mark.parametrize(("fault", "temperature"), [(Tempered, 0.1), (WithoutWeights, 1.0)])
