@@ -4,7 +4,7 @@ A sampler is a ``torch.optim.Optimizer`` whose step draws the next state of a Ma
 update as one pure function (`Sampler.rule`) and declares its settings and the names of its state. `Sampler.step` reads
 from top to bottom: what may refuse the step, gradients, and the rule within what must hold around it. A guard that does
 not apply to a step is not called. Inside of ``torch.compile``, where nothing is raised or remembered, most are left
-out; shards and half precision refuse to be compiled.
+out; a step that needs what cannot be compiled (`Sampler.not_compiled`) runs as it is.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from learned_samplers.base.noise import ReseedingWatch
 from learned_samplers.base.operations import FOREACH, IN_PLACE, is_finite
 from learned_samplers.base.step import Evaluation, GroupInputs, blocks
 from learned_samplers.base.temperatures import temperatures_of
+from learned_samplers.base.warning import warn
 
 _PLAIN = nullcontext()
 
@@ -66,6 +67,7 @@ class Sampler(ConfiguredOptimizer):
         #: Shape of the gradient and dtype of each parameter in its first step.
         self.first_shapes: dict[Tensor, tuple[torch.Size, torch.dtype]] = {}
         self.clipping, self.reseeding, self.outside = ClippingWatch(), ReseedingWatch(), OutsideChanges()
+        self.warned_of_compiling = False
 
     # ---------------------------------------------------------------- the step
 
@@ -122,11 +124,9 @@ class Sampler(ConfiguredOptimizer):
 
     def _compiled_step(self, closure: Callable[[], Any] | None) -> Any:
         """A step inside of ``torch.compile``, where nothing can be raised by a value, remembered or undone."""
-        if self.prior is not None and self.prior.every:
-            raise NotImplementedError(f"a step that draws {self.prior!r} cannot be compiled: compile the network")
+        if self.not_compiled:
+            return step_that_cannot_be_compiled(self, closure)
         evaluation = self.evaluate(closure)
-        precision.refuse_compiled(evaluation)
-        shards.refuse_compiled(self)
         with (
             precision.without_autocast(self.param_groups),
             prior_means.centred_at_zero(self, evaluation) if evaluation.centred else _PLAIN,
@@ -136,6 +136,16 @@ class Sampler(ConfiguredOptimizer):
         for group in self.param_groups:
             group["step"] += 1
         return evaluation.loss
+
+    @property
+    def not_compiled(self) -> str:
+        """Why the next step cannot be compiled; "" where it can."""
+        if any(self.group_priors):
+            return "it draws the precision of its prior"
+        if self.mesh is not None:
+            return "its parameters are sharded"
+        halves = [p for group in self.param_groups for p in group["params"] if precision.has_master(group, p)]
+        return "it keeps float32 copies of half-precision parameters" if halves else ""
 
     def _refuse_or_warn(self) -> None:
         """Call the guards that stand before a step and apply to this one; each file says what it guards against."""
@@ -271,3 +281,15 @@ class Sampler(ConfiguredOptimizer):
         super().__setstate__(state)
         if not hasattr(self, "first_shapes"):  # a copy; torch also calls it to load a state
             self._begin()
+
+
+@torch.compiler.disable
+def step_that_cannot_be_compiled(sampler: Sampler, closure: Callable[[], Any] | None) -> Any:
+    """Take a step as it is inside of ``torch.compile``, and say so once; with ``fullgraph=True`` that is an error."""
+    if not sampler.warned_of_compiling:
+        sampler.warned_of_compiling = True
+        warn(
+            f"a step of {type(sampler).__name__} is not compiled, for {sampler.not_compiled}: it runs as it is. "
+            "Compile the network instead"
+        )
+    return Sampler.step(sampler, closure)

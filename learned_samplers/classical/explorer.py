@@ -68,9 +68,6 @@ class Explorer:
             self.optimizer.generator = generator
             self.optimizer.advance(explorer_group, inputs)
             explorer_group["step"] += 1
-        elif torch.compiler.is_compiling():
-            name = type(self.optimizer).__name__
-            raise RuntimeError(f"a warm-up by {name} cannot be compiled: compile the step once it is over")
         else:
             _step(self.optimizer, explorer_group, inputs)
 

@@ -6,7 +6,9 @@ the variance, OrthoGrad multiplies it by a hundred.
 
 For the first hundred steps of a sampler a few numbers of three parameters are kept from the end of a step and compared
 at the beginning of the next one; later steps cost nothing. Once or twice they may differ: a saved state was loaded, a
-chain begins elsewhere. Weights that are swapped out for an evaluation and put back are equal again, and are no change.
+chain begins elsewhere. Weights that are swapped out for an evaluation and put back are equal again, and are no change;
+nor are weights that come back rounded from half precision, or tables that an embedding with ``max_norm`` shortens. An
+optimizer that holds others beside the sampler steps each in turn, and is no wrapper.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from learned_samplers.base.guards.precision import HALF
+from learned_samplers.base.layers import layers_of
 from learned_samplers.base.protocol import Chain
 from learned_samplers.base.warning import warn
 
@@ -38,6 +42,8 @@ class OutsideChanges:
         self.steps = self.changes = 0
         self.noted: Tensor | None = None
         self.watching = True
+        #: The ``id`` of each parameter that an embedding shortens to its ``max_norm`` in its forward pass.
+        self.shortened = set[int]()
 
     def __call__(self, sampler: Chain) -> None:
         """Compare the weights with those that the last step left, and look in the first steps who takes this one."""
@@ -48,7 +54,7 @@ class OutsideChanges:
                 "passing: a sampler inside of another optimizer does not sample its law. Step the sampler itself, or "
                 f"see by check_sampler(lambda params: {name}(...)) what is left of the law"
             )
-        elif self.noted is not None and not _equal(self.noted, _probe(sampler)):
+        elif self.noted is not None and self._moved(sampler, self.noted):
             self.changes += 1
             if self.changes == HABIT:
                 self._warn(
@@ -62,28 +68,48 @@ class OutsideChanges:
         """Keep a few of the weights as a step has left them."""
         self.steps += 1
         self.watching = self.steps < WATCHED and sampler.mesh is None
-        self.noted = _probe(sampler) if self.watching else None
+        self.noted = _probe(_probed(sampler)) if self.watching else None
+
+    def _moved(self, sampler: Chain, before: Tensor) -> bool:
+        """Whether something that takes the law has moved the weights since these numbers were noted."""
+        params = _probed(sampler)
+        now = _probe(params)
+        if now is None or (before.shape, before.dtype, before.device) != (now.shape, now.dtype, now.device):
+            return False  # other parameters, another precision or device: not to be compared
+        if torch.equal(before, now):
+            return False
+        sizes = [len(_row(p)) for p in params]
+        moved = [p for p, x, y in zip(params, before.split(sizes), now.split(sizes), strict=True) if not _same(x, y)]
+        layers = layers_of(p for p in moved if id(p) not in self.shortened)
+        self.shortened |= {
+            key for key, held in layers.items() if any(getattr(layer, "max_norm", None) is not None for layer in held)
+        }
+        return any(id(p) not in self.shortened for p in moved)
 
     def _warn(self, message: str) -> None:
         self.watching, self.noted = False, None
         warn(message)
 
 
-def _probe(sampler: Chain) -> Tensor | None:
-    """Copy of a few numbers of the first, the middle and the last parameter that is sampled."""
+def _probed(sampler: Chain) -> list[Tensor]:
+    """The first, the middle and the last parameter that is sampled; the first alone where they cannot be joined."""
     params = [p for group in sampler.param_groups for p in group["params"] if p.requires_grad and p.numel()]
-    chosen = {0, len(params) // 2, len(params) - 1} if params else set()
-    rows = [params[i].detach()[(0,) * (params[i].dim() - 1)].reshape(-1)[:_NUMBERS] for i in sorted(chosen)]
-    if len({(row.dtype, row.device) for row in rows}) != 1:
-        rows = rows[:1]
-    return torch.cat(rows) if rows else None
+    chosen = [params[i] for i in sorted({0, len(params) // 2, len(params) - 1})] if params else []
+    return chosen if len({(p.dtype, p.device) for p in chosen}) == 1 else chosen[:1]
 
 
-def _equal(first: Tensor, second: Tensor | None) -> bool:
-    """True if the numbers are the same, or cannot be compared: other parameters, another precision or device."""
-    if second is None or (first.shape, first.dtype, first.device) != (second.shape, second.dtype, second.device):
-        return True
-    return torch.equal(first, second)
+def _row(p: Tensor) -> Tensor:
+    return p.detach()[(0,) * (p.dim() - 1)].reshape(-1)[:_NUMBERS]
+
+
+def _probe(params: list[Tensor]) -> Tensor | None:
+    """Copy of a few numbers of each of these parameters."""
+    return torch.cat([_row(p) for p in params]) if params else None
+
+
+def _same(before: Tensor, now: Tensor) -> bool:
+    """True if the numbers are the same, or have been rounded to half precision and back."""
+    return any(torch.equal(before.to(half).to(before.dtype), now) for half in (before.dtype, *HALF))
 
 
 def _outer_optimizer(sampler: Chain) -> Optimizer | None:
@@ -101,6 +127,11 @@ def _outer_optimizer(sampler: Chain) -> Optimizer | None:
 
 
 def _wraps(caller: Optimizer, sampler: Chain) -> bool:
-    """True if ``caller`` has the sampler as an attribute and is none of the harmless wrappers."""
+    """True if ``caller`` has the sampler as an attribute, no other optimizer, and is none of the harmless wrappers."""
     harmless = type(caller).__module__.partition(".")[0] in _HARMLESS
-    return not harmless and any(value is sampler for value in vars(caller).values())
+    values = list(vars(caller).values())
+    if harmless or not any(value is sampler for value in values):
+        return False
+    for value in vars(caller).values():
+        values += value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return not any(isinstance(value, Optimizer) and value is not sampler for value in values)

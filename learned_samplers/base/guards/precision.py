@@ -60,15 +60,6 @@ def validate(sampler: Chain, group: dict[str, Any], params: list[Tensor]) -> Non
                 )
 
 
-def refuse_compiled(evaluation: Any) -> None:
-    """Raise NotImplementedError where a step that is being compiled would need masters."""
-    if evaluation.half_precision:
-        raise NotImplementedError(
-            "master_weights: a step of half-precision parameters cannot be compiled; compile the network, or keep "
-            "float32 parameters"
-        )
-
-
 @contextmanager
 def on_masters(sampler: Chain, evaluation: Any) -> Iterator[None]:
     """Within it masters take the place of half-precision parameters, and float32 gradients stand beside them."""

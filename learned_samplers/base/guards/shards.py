@@ -84,12 +84,6 @@ class LocalParts:
         return ShardSegment(owner) if is_sharded(owner) else Segments((part.numel(),))
 
 
-def refuse_compiled(sampler: Chain) -> None:
-    """Raise NotImplementedError where a step of sharded parameters is being compiled."""
-    if sampler.mesh is not None:
-        raise NotImplementedError("a step of sharded parameters cannot be compiled: compile the network")
-
-
 @contextmanager
 def on_parts(sampler: Chain, evaluation: Any = None) -> Iterator[None]:
     """Within it a sampler's groups, inputs and state are this process's parts; new state becomes DTensors after it."""

@@ -1,11 +1,14 @@
 """``torch.compile(sampler.step)``: one graph, no recompilation under a scheduler."""
 
+import warnings
+
 import pytest
 import torch
 import torch._dynamo
 from torch._dynamo.utils import counters
 
-from learned_samplers import SGLD
+from learned_samplers import SGHMC, SGLD, AdaptedSGHMC, PosteriorSamples
+from learned_samplers.priors import GammaHyperprior
 from tests.harness import LEARNED, STOCHASTIC
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # inductor and its threads warn of their own affairs
@@ -98,3 +101,59 @@ def test_a_step_of_half_precision_is_not_compiled_and_names_the_option():
     assert torch.equal(p, torch.ones_like(p))
     sampler.step()  # not compiled, it goes on
     assert sampler.state[p]["master"].dtype == torch.float32
+
+
+def _of(dtype=torch.float32):
+    p = torch.nn.Parameter(torch.linspace(0.0, 1.0, 8).view(2, 4).to(dtype))
+    p.grad = torch.ones_like(p)
+    return p
+
+
+#: Samplers with a step that cannot be compiled, and why.
+UNCOMPILED = {
+    "draws the precision": lambda: SGHMC([_of()], 0.1, 10, prior_precision=GammaHyperprior(every=1)),
+    "float32 copies": lambda: SGHMC([_of(torch.bfloat16)], 0.1, 10),
+    "its warm-up is by SGD": lambda: AdaptedSGHMC(
+        [_of()], 0.1, 10, warmup_steps=9, warmup=lambda groups: torch.optim.SGD(groups, 0.1)
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", UNCOMPILED)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_step_that_cannot_be_compiled_runs_as_it_is_and_says_so_once(reason, inside):
+    """With it compiles what comes later: an error in the middle of a graph is remembered for the code of all steps."""
+    torch._dynamo.reset()
+    ends = []
+    for compiled in (True, False):
+        sampler = UNCOMPILED[reason]()
+        (p,) = sampler.param_groups[0]["params"]
+        model = torch.nn.Module()
+        model.weight = p
+        posterior = PosteriorSamples(model, sampler)
+
+        def step(sampler=sampler):
+            sampler.step()
+
+        run = step if inside else sampler.step
+        run = torch.compile(run, backend="eager") if compiled else run
+        torch.manual_seed(0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(5):
+                run()
+        said = [str(w.message) for w in caught if "is not compiled" in str(w.message)]
+        assert len(said) == compiled
+        assert not compiled or reason in said[0]
+        assert (sampler.step_count, len(posterior)) == (5, 5 * sampler.is_sampling), "hooks run once"
+        ends.append(p.detach().clone())
+        posterior.detach()
+    assert torch.equal(*ends)
+    counters.clear()
+    later = SGHMC([_of()], 0.1, 10)
+    torch.compile(later.step, backend="eager", fullgraph=True)()
+    assert counters["stats"]["unique_graphs"] == 1
+    torch._dynamo.reset()
+    whole = torch.compile(UNCOMPILED[reason]().step, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="step_that_cannot_be_compiled"):
+        whole()

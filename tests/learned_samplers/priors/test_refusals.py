@@ -1,7 +1,6 @@
 """Priors that cannot be: refused by name, before a parameter is touched."""
 
 import pytest
-import torch
 
 from learned_samplers import MCLMC, SGHMC, Chains
 from learned_samplers.approximations import IVON
@@ -39,14 +38,6 @@ def made(prior, cls=SGHMC, named=True):
 def test_refused(make, error, words):
     with pytest.raises(error, match=words):
         make()
-
-
-def test_a_step_that_draws_its_prior_is_not_compiled():
-    p = torch.ones(3, requires_grad=True)
-    sampler = SGHMC([p], 0.1, 10, prior_precision=GammaHyperprior())
-    p.grad = torch.ones(3)
-    with pytest.raises(Exception, match="cannot be compiled"):
-        torch.compile(sampler.step, backend="eager", fullgraph=True)()
 
 
 @pytest.mark.parametrize("prior", [FanIn(), GammaHyperprior()])

@@ -175,3 +175,68 @@ def test_other_precision_and_frozen_parameters_are_no_change():
     watch.noted = watch.noted.double()
     watch(sampler)
     assert watch.changes == 0
+
+
+class Several(torch.optim.Optimizer):
+    """Steps a sampler and another optimizer in turn, as for a network with a head that is not sampled."""
+
+    def __init__(self, sampler, other, *, in_list):
+        self.sampler, self.others = sampler, [other] if in_list else other
+        super().__init__([*sampler.param_groups[0]["params"], *other.param_groups[0]["params"]], {})
+
+    def step(self, closure=None):
+        self.sampler.step(closure)
+        (self.others[0] if isinstance(self.others, list) else self.others).step()
+
+
+@pytest.mark.parametrize("in_list", [False, True])
+def test_an_optimizer_that_holds_several_is_no_wrapper(in_list):
+    p, head = torch.randn(50, requires_grad=True), torch.zeros(3, requires_grad=True)
+    head.grad = torch.ones(3)
+    both = Several(watched(SGLD([p], 0.1, N)), torch.optim.Adam([head]), in_list=in_list)
+    assert not run(both, p, 30)
+    both = Several(watched(SGLD([p], 0.1, N)), torch.optim.Adam([head]), in_list=in_list)
+    (message,) = run(both, p, 30, lambda t: p.data.clamp_(-0.05, 0.05))
+    assert f"SGLD have changed {HABIT} times" in message
+
+
+def embedding_run(between, module=None, steps=30):
+    """The messages of a run of a small network that begins with an embedding."""
+    torch.manual_seed(0)
+    table = module or torch.nn.Embedding(6, 4, max_norm=0.5)
+    model = torch.nn.Sequential(table, torch.nn.Linear(4, 1))
+    sampler = watched(SGLD(model.parameters(), 0.1, N))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for t in range(steps):
+            sampler.zero_grad()
+            model(torch.tensor([0, 1, 2])).square().mean().backward()
+            sampler.step()
+            between(t, model)
+    return [str(w.message) for w in caught]
+
+
+def test_an_embedding_that_shortens_its_rows_is_not_told_and_a_clamp_beside_it_is():
+    assert not embedding_run(lambda t, model: None)
+
+    def clamp(t, model):
+        model[1].bias.data.clamp_(-1e-3, 1e-3)
+
+    def renorm(t, model):
+        model[0].weight.data.renorm_(2, 0, 0.5)
+
+    assert len(embedding_run(clamp)) == 1
+    assert len(embedding_run(renorm, torch.nn.Embedding(6, 4))) == 1, "by hand, and not by the embedding"
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_weights_that_come_back_rounded_are_not_told_and_a_clamp_of_rounded_ones_is(half):
+    def rounded(t, model):
+        model.to(half).float()
+
+    def clamped(t, model):
+        rounded(t, model)
+        model[1].weight.data.clamp_(-0.1, 0.1)
+
+    assert not embedding_run(rounded, torch.nn.Embedding(6, 4))
+    assert len(embedding_run(clamped, torch.nn.Embedding(6, 4))) == 1
