@@ -17,5 +17,24 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
+class Once:
+    """Says True the first time that it is called, and False from then on, however many threads call it at once."""
+
+    def __init__(self) -> None:
+        self._left = [None]
+
+    def __call__(self) -> bool:
+        try:
+            self._left.pop()  # of two threads one gets it
+        except IndexError:
+            return False
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has said True."""
+        return not self._left
+
+
 def _is_inner(filename: str) -> bool:
     return filename.startswith(_PACKAGE) or "/torch/" in filename or filename.endswith("contextlib.py")

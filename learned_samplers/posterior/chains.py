@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from learned_samplers.base import validation
 from learned_samplers.base.guards import side_by_side
+from learned_samplers.base.warning import Once
 from learned_samplers.posterior import batched_layers
 from learned_samplers.posterior.collection import SampleCollection
 from learned_samplers.posterior.network import buffers_of, parameters_of
@@ -97,7 +98,7 @@ class Chains(nn.Module):
         if not self.names:
             raise ValueError("networks have no parameter that requires a gradient")
         self.count = len(networks)
-        self._was_told_of_mean = False
+        self._tells_of_mean = Once()
         self._network = [_empty_copy(first, "meta")]  # in a list: its weights are not this module's
         self._plan = _plan(first)
         self._batched_plan = batched_layers.plan_of(self._plan or [], self.names)
@@ -183,13 +184,12 @@ class Chains(nn.Module):
         Warns once where their mean is taken in the place of the sum: each chain's likelihood would be K times too weak.
         """
         losses: Tensor = torch.vmap(loss, in_dims=(0, None))(outputs, targets)
-        if losses.requires_grad and not self._was_told_of_mean:
+        if losses.requires_grad and not self._tells_of_mean.is_over:
             losses.register_hook(self._warn_of_mean)
         return losses
 
     def _warn_of_mean(self, slopes: Tensor) -> None:
-        if self.count > 1 and not self._was_told_of_mean and bool((slopes == 1 / self.count).all()):
-            self._was_told_of_mean = True
+        if self.count > 1 and bool((slopes == 1 / self.count).all()) and self._tells_of_mean():
             warnings.warn(
                 f"the losses of {self.count} chains each count 1/{self.count}: take losses.sum().backward(), not their "
                 "mean, which makes every chain's likelihood so much weaker (a sum over as many minibatches as chains, "

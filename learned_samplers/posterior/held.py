@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from learned_samplers.base import validation
+from learned_samplers.base.warning import Once
 from learned_samplers.posterior.inputs import Inputs
 from learned_samplers.posterior.network import refuse_scripted
 from learned_samplers.posterior.normalisation import OwnBuffers, reestimated_buffers, statistics_to_compute
@@ -33,7 +34,7 @@ class HeldSamples:
         self._reestimated: dict[tuple[int, int], Tensors] = {}
         self._runner = Runner(model)
         self._fingerprints = Fingerprints(model)
-        self._verdict_was_given = self._early_verdict_was_given = False
+        self._gives_verdict, self._gives_early_verdict = Once(), Once()
         #: The first rows of the last prediction, and its options.
         self._probed: tuple[Inputs, Options] | None = None
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from learned_samplers.base import validation
+from learned_samplers.base.warning import Once
 from learned_samplers.posterior.inputs import ADVICE
 
 Output = str | Callable[[Any], Tensor]
@@ -110,11 +111,11 @@ class OutputFormat:
         """Return whether outputs of so many examples tell logits, as which they are read, from probabilities."""
         return self.output == "softmax" or (self.output in SIGMOIDS and examples >= ENOUGH)
 
-    def refuse_probabilities(self, raw: Any) -> None:
+    def refuse_probabilities(self, raw: Any, may_warn: Once) -> None:
         """Raise ValueError if the network gives probabilities of classes itself; warn if it may of two classes."""
         values, dtype = self.tensor(raw), self._selected(raw).dtype
         if self.output in SIGMOIDS:
-            if bool((values >= 0).all() & (values <= 1).all()) and values.min() != values.max():
+            if bool((values >= 0).all() & (values <= 1).all()) and values.min() != values.max() and may_warn():
                 warnings.warn(
                     f"output={self.output!r} takes the sigmoid of the network's outputs, and {values.numel()} of them "
                     "all lie in [0, 1]: if it ends in a sigmoid already, use output=lambda p: p; for logits "

@@ -259,7 +259,7 @@ class Predictive(HeldSamples):
 
     def _probe(self, *, probabilities: bool) -> Probe | None:
         """Return what collects predictions to judge; None if nothing is known of the chain, or it was judged bad."""
-        is_unknown = self._origin() is None or self._verdict_was_given
+        is_unknown = self._origin() is None or self._gives_verdict.is_over
         return None if is_unknown else Probe(probabilities=probabilities)
 
     def _conclude(self, run: Run, probe: Probe | None, options: Options) -> None:
@@ -269,8 +269,7 @@ class Predictive(HeldSamples):
             return
         verdict = judge(probe.values(), run.entries, self._origin())
         early = math.isnan(verdict.within)  # too few samples to judge by: what is said now is said again of more
-        if verdict.remarks and not (early and self._early_verdict_was_given):
-            self._verdict_was_given, self._early_verdict_was_given = not early, True
+        if verdict.remarks and (self._gives_early_verdict if early else self._gives_verdict)():
             warnings.warn(f"posterior.verdict(): {verdict.text}", Unsettled, stacklevel=3)
 
     def function_of_weights(

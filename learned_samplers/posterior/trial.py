@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from learned_samplers.base.warning import Once
 from learned_samplers.posterior.inputs import Batch
 from learned_samplers.posterior.network import network_of
 from learned_samplers.posterior.outputs import ENOUGH, OutputFormat
@@ -30,6 +31,7 @@ class Trial:
         self.reads_weights = False
         self._gives_logits: set[str] = set()
         self._rows_were_compared = False
+        self._tells_of_rows, self._tells_of_probabilities = Once(), dict[str, Once]()
 
     def run(
         self,
@@ -67,7 +69,7 @@ class Trial:
             except Exception:  # there may be networks that need the whole batch; the prediction raises any other error
                 continue
             if asks_for_logits:
-                form.refuse_probabilities(output)
+                form.refuse_probabilities(output, self._tells_of_probabilities.setdefault(str(form.output), Once()))
                 self._gives_logits.add(str(form.output))
             self._refuse_own_weights(reads.names)
             self.reads_weights = self.reads_weights or reads.watches
@@ -98,7 +100,7 @@ class Trial:
             limit = rounding(self.model)
             is_random = distance(first, second) > limit
             alike = is_random or distance(first, predictions[: len(first)]) <= limit
-        if not alike:
+        if not alike and self._tells_of_rows():
             warnings.warn(
                 "the prediction of a row depends on the rows that share its batch, as with a graph or with a batch "
                 "norm without running statistics, and batch_size decides which these are: batch_size=None runs all "

@@ -5,6 +5,8 @@ import functools
 import io
 import os
 import threading
+import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -13,7 +15,8 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from learned_samplers import SampleCollection
+from learned_samplers import SGHMC, PosteriorSamples, SampleCollection
+from learned_samplers.base.warning import Once
 from tests.learned_samplers.posterior.common import Built, collection, copied, ensemble, same, sghmc, train
 
 X = torch.linspace(-2, 2, 160).view(40, 4)
@@ -278,3 +281,51 @@ def test_weights_that_forward_finds_elsewhere_are_named(vectorize):
         with pytest.raises(ValueError, match=r"forward of Built does not read all sampled weights, 'a\.weight'"):
             use(X, vectorize=vectorize)
     assert same(before, samples.model.state_dict())
+
+
+class InOneBatch(nn.Module):
+    """Rows that depend on each other, and outputs that may be probabilities already: two warnings of a first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x):
+        time.sleep(0.01)  # all threads are in their first prediction at once
+        return (self.layer(x) - self.layer(x).mean()).sigmoid()
+
+
+def warnings_of_threads(samples, **options):
+    """What eight threads that predict at once are told, in all."""
+    begin = threading.Barrier(8)
+
+    def predict(_):
+        begin.wait()
+        samples.predict(X, **options)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(predict, range(8)))
+    return sorted(str(w.message)[:30] for w in caught)
+
+
+def in_one_batch():
+    return SampleCollection.from_samples(InOneBatch(), [InOneBatch().state_dict() for _ in range(3)])
+
+
+def walk():
+    """A chain that goes nowhere, of which a prediction says so."""
+    model = nn.Linear(4, 3)
+    sampler = SGHMC(model.parameters(), lr=1e-6, num_data=40, prior_precision=1.0)
+    posterior = PosteriorSamples(model, sampler)
+    train(model, sampler, 200, X, Y)
+    return posterior
+
+
+def test_what_is_said_once_is_said_once_by_eight_threads(monkeypatch):
+    told = warnings_of_threads(in_one_batch(), output="binary", batch_size=20, vectorize=False)
+    assert len(told) == len(set(told)) == 2, told
+    assert len(warnings_of_threads(walk())) == 1
+    monkeypatch.setattr(Once, "__call__", lambda self: True)  # planted
+    assert len(warnings_of_threads(in_one_batch(), output="binary", batch_size=20, vectorize=False)) > 2
