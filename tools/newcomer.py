@@ -94,7 +94,7 @@ def score(table: str, method: str, seed: int) -> tuple[float, bool | None]:
             predicted, settled = (model(other_x).softmax(1) if classes else model(other_x)), None
         else:
             predicted = posterior.predict(other_x, output=output)
-            settled = posterior.verdict(other_x, output=output).settled
+            settled = bool(posterior.verdict(other_x, output=output).settled)  # None: too few samples to tell
     error = nll(predicted, other_y) if classes else float((predicted - other_y).square().mean())
     return float(error), settled
 

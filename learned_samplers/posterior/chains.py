@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,9 +18,9 @@ from learned_samplers.base.warning import Once
 from learned_samplers.posterior import batched_layers
 from learned_samplers.posterior.collection import SampleCollection
 from learned_samplers.posterior.network import buffers_of, parameters_of
-from learned_samplers.posterior.normalisation import normalisation_buffers
+from learned_samplers.posterior.normalisation import normalisation_layers
 from learned_samplers.posterior.snapshots import same_values
-from learned_samplers.posterior.store import Entry, Progress, Store
+from learned_samplers.posterior.store import Progress, Store
 from learned_samplers.posterior.tensor_files import Tensors
 
 #: Layers without weights that act on each number alone, so that a leading axis of chains is nothing to them.
@@ -62,7 +63,8 @@ class Chains(nn.Module):
 
     Args:
         networks: K networks of the same layers, which differ in their weights. Parameters without gradient and
-            buffers must be the same in all, and are shared.
+            buffers must be the same in all, and are shared; so are running statistics, of layers in evaluation mode
+            (`.eval()`, as in a frozen backbone), which stay in it whatever the mode of this module.
         prior_precision: λ of :meth:`prior_energy`, a number, or one a chain (K,).
         separate: whether each chain has tensors of its own. A step takes longer then.
 
@@ -71,7 +73,7 @@ class Chains(nn.Module):
 
     Raises:
         TypeError, ValueError: an argument that cannot be used, by name: among them networks of other layers, and ones
-            with running statistics.
+            with running statistics in training mode.
     """
 
     def __init__(
@@ -85,8 +87,12 @@ class Chains(nn.Module):
                 f"networks must be a sequence of torch modules, got {[type(item).__name__ for item in networks]}"
             )
         first = networks[0]
-        if statistics := normalisation_buffers(first):
-            raise ValueError(f"networks have running statistics ({statistics[0]!r}): chains cannot share them")
+        for layer, statistics in normalisation_layers(first):
+            if layer.training:
+                raise ValueError(
+                    f"networks have running statistics ({statistics[0]!r}) that move in training: chains cannot share "
+                    "them. Call .eval() on the layers that are to keep theirs, as of a frozen backbone"
+                )
         named = [parameters_of(network) for network in networks]
         shared = [
             {**buffers_of(network), **{name: p for name, p in parameters.items() if not p.requires_grad}}
@@ -149,6 +155,8 @@ class Chains(nn.Module):
         if simple:
             return self._products(weights, inputs[0])
         network = self._network[0].train(self.training)
+        for layer, _ in normalisation_layers(network):
+            layer.eval()  # their statistics are shared, and stay
         shared = {name: self.get_buffer(f"shared_{position}") for position, name in enumerate(self.shared_names)}
 
         def call(chain_weights: Tensors) -> Any:
@@ -270,7 +278,7 @@ class _Unstacked:
         self._scales = [fixed.get(f"scale_{k}", s).clone() for k, s in enumerate(chains._scales())]
         places = [(k, chain) for chain in range(chains.count) for k in range(len(store.entries))]
         self._places = places
-        self.entries = [Entry(e.step, e.cycle, e.number, chain) for k, chain in places for e in [store.entries[k]]]
+        self.entries = [replace(store.entries[k], chain=chain) for k, chain in places]
         self.progress, self.frozen = Progress(), dict[str, str]()
         self.fixed: Tensors | None = {
             name: fixed.get(f"shared_{k}", chains.get_buffer(f"shared_{k}")).clone()
@@ -297,6 +305,9 @@ def _refuse_other(
     if str(network) != str(first):
         lines = set(str(network).splitlines()) - set(str(first).splitlines())
         raise ValueError(f"{label} has other layers than networks[0]: {sorted(lines)}")
+    modes = [[layer.training for layer, _ in normalisation_layers(net)] for net in (network, first)]
+    if modes[0] != modes[1]:
+        raise ValueError(f"{label} has normalisation layers in another mode than networks[0]: call .eval() on them")
     if fixed := shared[position].keys() - shared[0].keys():
         raise ValueError(f"{label}: {min(fixed)!r} is not sampled, but of networks[0] it is")
     for name, tensor in shared[0].items():

@@ -38,7 +38,7 @@ from learned_samplers.posterior.store import (
     shapes_to_go_on,
 )
 from learned_samplers.posterior.tensor_files import Tensors
-from learned_samplers.posterior.verdict import Origin
+from learned_samplers.posterior.verdict import Origin, temperature_of
 from learned_samplers.posterior.watch import Watch
 
 
@@ -221,7 +221,7 @@ class PosteriorSamples(SampleCollection, HookedSteps):
             entries = [entry for entry in entries if entry.number % stride == 0]
         progress = replace(self._progress, candidates=number, stride=stride)
         added: dict[Entry, Tensors] = {}
-        entry = Entry(step, cycle, number)
+        entry = Entry(step, cycle, number, temperature=temperature_of(self._sampler))
         before = self._store.fixed, self._store.frozen
         self._follow_sampler(step, may_join=tensors is None)
         try:

@@ -49,7 +49,10 @@ def save_collection(
         tensors |= {f"reestimated/{name}": torch.stack([b[name] for b in buffers]) for name in buffers[0]}
     metadata = {
         "settings": dict(settings),
-        **{f"{name}s": [getattr(entry, name) for entry in store.entries] for name in ("step", "cycle", "chain")},
+        **{
+            f"{name}s": [getattr(entry, name) for entry in store.entries]
+            for name in ("step", "cycle", "chain", "temperature")
+        },
         "frozen": frozen,
     }
     write_tensors(path, tensors, metadata)
@@ -69,7 +72,9 @@ def read_collection(path: Path, device: torch.device) -> tuple[Store, dict[str, 
     tensors, metadata = read_tensors(path, device)
     try:
         settings, steps, cycles, chains = (metadata[name] for name in ("settings", "steps", "cycles", "chains"))
-        entries = [Entry(*row) for row in zip(steps, cycles, range(1, len(steps) + 1), chains, strict=True)]
+        temperatures = metadata.get("temperatures", [None] * len(steps))  # of before they were recorded
+        columns = steps, cycles, range(1, len(steps) + 1), chains, temperatures
+        entries = [Entry(*row) for row in zip(*columns, strict=True)]
         frozen = {str(name): str(digest) for name, digest in metadata["frozen"].items()}
         validate_counts(str(path), *entries)
         groups = _grouped(tensors)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from learned_samplers.base import validation
 from learned_samplers.posterior.tensor_files import Tensors, common_unsampled, fingerprint
 
 #: Steps, cycles and numbers beyond this are not counts of anything that has run.
@@ -21,12 +22,17 @@ LARGEST = 2**53
 
 @dataclass(frozen=True)
 class Entry:
-    """A kept state: the sampler's step and cycle, its number (from 1) among the states that were due, its chain."""
+    """A kept state: the sampler's step and cycle, its number (from 1) among the states that were due, its chain.
+
+    ``temperature`` is the largest of the sampler's groups when the state was kept, None where that is not known: of an
+    optimizer without one, of states that came without a sampler, and of collections of before it was recorded.
+    """
 
     step: int
     cycle: int
     number: int
     chain: int = 0
+    temperature: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,11 +65,15 @@ class Progress:
 
 
 def validate_counts(source: str, *records: Entry | Progress) -> None:
-    """Raise ValueError unless all numbers of these records are counts, and no step occurs twice in a chain."""
+    """Raise ValueError unless all numbers of these records are counts, temperatures are none below 0, and no step
+    occurs twice in a chain."""
     seen = set()
     for record in records:
         for name, value in vars(record).items():
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
+            if name == "temperature":
+                if value is not None:
+                    validation.non_negative(f"{source}: temperature", value)
+            elif isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
                 raise ValueError(f"{source}: {name}={value!r} is not a count")
         if isinstance(record, Entry):
             if (record.chain, record.step) in seen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,6 +30,8 @@ FEWEST = 5.0
 FARTHEST = 4.0
 #: Rows, and coordinates of their predictions, that are compared.
 ROWS, COORDINATES = 64, 256
+#: Relative difference of temperatures that are taken for one.
+SAME = 0.01
 #: Logarithms of smaller probabilities are rounding.
 SMALLEST = 1e-30
 
@@ -41,8 +44,9 @@ class Unsettled(UserWarning):
 class Origin:
     """The chain that samples come from, as it was when collecting began.
 
-    sampler: the class; samples: False of an optimizer of ``torch.optim``; temperature: the largest of its groups;
-    flat_prior: whether ``prior_precision`` is 0 in all of them, and the network has no prior of its own (`Chains`).
+    sampler: the class; samples: False of an optimizer of ``torch.optim``; temperature: the largest of its groups, for
+    samples that have none recorded; flat_prior: whether ``prior_precision`` is 0 in all of them, and the network has no
+    prior of its own (`Chains`).
     """
 
     sampler: str
@@ -58,15 +62,22 @@ class Origin:
         network_prior = getattr(model, "prior_precision", None)
         has_prior = isinstance(network_prior, Tensor) and bool((network_prior > 0).any())
         flat = not any(precisions) and not has_prior
-        temperature = max((float(group.get("temperature", 1.0)) for group in sampler.param_groups), default=1.0)
-        return Origin(type(sampler).__name__, samples, temperature, samples and flat)
+        temperature = temperature_of(sampler)
+        return Origin(type(sampler).__name__, samples, 1.0 if temperature is None else temperature, samples and flat)
+
+
+def temperature_of(sampler: Optimizer | None) -> float | None:
+    """Return the largest temperature of an optimizer's groups, None without any."""
+    groups = [] if sampler is None else sampler.param_groups
+    return max((as_number(group["temperature"]) for group in groups if "temperature" in group), default=None)
 
 
 class Verdict(NamedTuple):
     """The judgement on a collection.
 
     Attributes:
-        settled: whether every number is where it has to be.
+        settled: True where every number is where it has to be, False where one is not, and None where there are too few
+            samples to tell: short chains that have settled may look as if they drifted, and the other way round.
         within: R̂ between the halves of a chain, the 0.9 quantile over coordinates of the mean over chains.
         across: split R̂ over chains; NaN of one chain. Networks that settle in different modes do not agree, and the
             average over them is the better for it.
@@ -76,7 +87,7 @@ class Verdict(NamedTuple):
         text: one line of all that.
     """
 
-    settled: bool
+    settled: bool | None
     within: float
     across: float
     effective: float
@@ -123,7 +134,7 @@ def judge(values: np.ndarray | None, entries: Sequence[Entry], origin: Origin | 
     for position, entry in enumerate(entries):
         positions.setdefault((entry.chain, entry.cycle), []).append(position)
     length = min(map(len, positions.values()))
-    remarks, numbers = _remarks_on_origin(origin), Numbers()
+    remarks, numbers = _remarks_on_origin(origin, [entry.temperature for entry in entries]), Numbers()
     if values is None:
         unknown = "nothing has been predicted to judge a chain by: call verdict(x) with a batch of inputs"
     elif not np.isfinite(values).all():
@@ -132,19 +143,17 @@ def judge(values: np.ndarray | None, entries: Sequence[Entry], origin: Origin | 
     elif length < ENOUGH:
         unknown = f"{length} samples are too few to judge a chain by"
     else:
-        unknown = ""
         # The last ones of each, so that they are of one length.
         chains = np.stack([values[indices[-length:]] for indices in positions.values()])
         numbers = Numbers.of(chains)
         remarks += _remarks_on_settling(chains, numbers)
-    is_settled = not unknown and not remarks
-    state = "settled" if is_settled else "not settled" if remarks else unknown
-    if not unknown:
+        unknown = "" if numbers.within <= LARGEST_RHAT else f"too few samples to tell, keep {MANY} of a chain or more"
+    is_settled = False if remarks else None if unknown else True
+    state = "not settled" if remarks else unknown or "settled"
+    if math.isfinite(numbers.within):
         state += f": R-hat {numbers.within:.2f} between halves"
         state += f" and {numbers.across:.2f} across {len(positions)} chains" if len(positions) > 1 else ""
         state += f", {numbers.effective:.0f} effective of {len(entries)} samples"
-        if is_settled and numbers.within > LARGEST_RHAT:
-            state += f" (so few samples cannot say more; {MANY} of a chain can)"
     if origin is not None and origin.flat_prior:
         remarks.append(
             "prior_precision=0 is a flat, improper prior, unless the loss holds one: set it, to 1 for a start"
@@ -171,7 +180,8 @@ class Numbers(NamedTuple):
         return Numbers(within, across, min(effective, float(count * length)))  # of a few draws it may be anything
 
 
-def _remarks_on_origin(origin: Origin | None) -> list[str]:
+def _remarks_on_origin(origin: Origin | None, recorded: Sequence[float | None]) -> list[str]:
+    """Return what is wrong with where samples come from; ``recorded`` are their temperatures, None of unknown ones."""
     if origin is None:
         return []
     if not origin.samples:
@@ -179,8 +189,15 @@ def _remarks_on_origin(origin: Origin | None) -> list[str]:
             f"{origin.sampler} is no sampler: this is an average over its trajectory, whose spread is no posterior "
             "uncertainty"
         ]
-    if origin.temperature == 0:
+    temperatures = [origin.temperature if one is None else one for one in recorded] or [origin.temperature]
+    low, high = min(temperatures), max(temperatures)
+    if high == 0:
         return ["temperature=0: an average over a trajectory, whose spread is no posterior uncertainty"]
+    if low < (1 - SAME) * high:
+        return [
+            f"samples were kept at temperatures from {low:g} to {high:g}, each of another distribution: raise burn_in, "
+            "or drop the samples of one"
+        ]
     return []
 
 

@@ -349,3 +349,59 @@ def test_networks_that_vmap_cannot_run_are_named():
         Chains(ensemble(recurrent, K))(X)
     with pytest.raises(RuntimeError, match=r"^mat1 and mat2|size"):  # torch's own stay as they are
         Chains(ensemble(residual, K))(torch.randn(3, 5))
+
+
+class Backbone(nn.Module):
+    """A frozen convolution and norm whose statistics stay, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).requires_grad_(False)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x).relu())
+
+
+def with_backbone(count=K):
+    torch.manual_seed(0)
+    body = Backbone().body
+    body(torch.randn(30, 4) + 3)  # statistics that are not those of X
+    networks = [Backbone() for _ in range(count)]
+    for net in networks:
+        net.body.load_state_dict(body.state_dict())
+        net.body.eval()
+    return networks
+
+
+def test_frozen_running_statistics_are_shared_and_stay():
+    networks = with_backbone()
+    chains = Chains(networks)
+    expected = torch.stack([net(X) for net in networks])
+    for mode in (True, False):
+        torch.testing.assert_close(chains.train(mode)(X), expected)
+    chains.train()
+    sampler = SGHMC(chains.parameters(), 0.05, N, prior_precision=1.0)
+    posterior = PosteriorSamples(chains, sampler)
+    before = {name: buffer.clone() for name, buffer in chains.named_buffers()}
+    for _ in range(9):
+        sampler.zero_grad()
+        chains.losses(nn.functional.cross_entropy, chains(X), Y % 2).sum().backward()
+        sampler.step()
+    assert all(torch.equal(buffer, before[name]) for name, buffer in chains.named_buffers())
+    samples = chains.split(posterior)
+    last = torch.stack([samples.predict_samples(X, output=lambda z: z)[9 * k + 8] for k in range(K)])
+    torch.testing.assert_close(last, chains(X).detach())
+
+
+def test_statistics_that_would_move_or_differ_are_refused():
+    with pytest.raises(ValueError, match=r"running statistics \('body.1.running_mean'\) that move in training"):
+        Chains([Backbone().train()])
+    networks = with_backbone()
+    networks[1].body.train()
+    with pytest.raises(ValueError, match=r"networks\[1\] has normalisation layers in another mode"):
+        Chains(networks)
+    networks = with_backbone()
+    networks[2].body[1].running_mean += 1
+    with pytest.raises(ValueError, match=r"networks\[2\]: 'body.1.running_mean' is not sampled and differs"):
+        Chains(networks)
