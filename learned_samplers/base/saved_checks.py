@@ -130,6 +130,7 @@ _TYPES: dict[str, type] = {
     "without_state": list,
     "replicated": bool,
     "checksum": int,
+    "settings_checksum": int,
     "prior": str,
 }
 
@@ -150,6 +151,33 @@ def checksum_of(saved: dict[str, Any]) -> int:
         if isinstance(x, Tensor):
             crc = zlib.crc32(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, crc)
     return crc
+
+
+def settings_checksum_of(saved: dict[str, Any]) -> int:
+    """CRC-32 of the values in the parameter groups; of an object that is no number, word or tensor, its type."""
+    return zlib.crc32(repr(_plain(saved["param_groups"])).encode())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        data = sharding.local(value).detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+        return str(value.dtype), tuple(value.shape), zlib.crc32(data)
+    if isinstance(value, dict):
+        return sorted((str(key), _plain(one)) for key, one in value.items())
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value if value is None or isinstance(value, int | float | str) else type(value).__name__
+
+
+def validate_settings_checksum(saved: dict[str, Any]) -> None:
+    """Raise ValueError unless the groups' values are those that were saved; older states have no checksum of them."""
+    checksum = saved["sampler"].get("settings_checksum")
+    if checksum is not None and checksum != settings_checksum_of(saved):
+        raise ValueError(
+            "state_dict's param_groups (lr, step, ...) are not those that were saved: the file is damaged, they were "
+            "edited, or the sampler has stepped since state_dict(). Change settings in sampler.param_groups after "
+            "loading, or delete state_dict['sampler']['settings_checksum'] if you have changed them on purpose"
+        )
 
 
 def validate_checksum(saved: dict[str, Any]) -> None:

@@ -19,9 +19,11 @@ from learned_samplers.base.protocol import Chain
 from learned_samplers.base.saved_checks import (
     checksum_of,
     dtype_name,
+    settings_checksum_of,
     validate_checksum,
     validate_groups,
     validate_noise,
+    validate_settings_checksum,
     validate_tensors,
     validate_types,
 )
@@ -100,6 +102,7 @@ class ResumableOptimizer(NoisyOptimizer):
             saved["sampler"]["dtypes"] = [dtype_name(p) for p in everything]
             saved["sampler"]["weight_sums"] = resumed.weight_sums(everything)
             saved["sampler"]["checksum"] = checksum_of(saved)
+            saved["sampler"]["settings_checksum"] = settings_checksum_of(saved)
             if prior := self._prior_text():
                 saved["sampler"]["prior"] = prior
         if self.replicated:
@@ -123,6 +126,7 @@ class ResumableOptimizer(NoisyOptimizer):
                 then.
         """
         self.validate_saved(state_dict)
+        validate_settings_checksum(state_dict)
         noise, state, groups, generator = self.rng_state(), self.state, self.param_groups, self.generator
         # Keys that an older state does not have keep the values of this sampler.
         filled = [

@@ -18,13 +18,15 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from learned_samplers.base import validation
+from learned_samplers.base.configured import Precision
+from learned_samplers.base.prior import prior_of
 from learned_samplers.estimators.networks import ACTIVATIONS, perceptron
 from learned_samplers.estimators.progress import Progress
 from learned_samplers.estimators.sampling import begin_with_means, equalise, flatten, put, sample, warm_up
 from learned_samplers.estimators.tables import Standardised, columns_named
 from learned_samplers.estimators.verdict import Verdict, verdict
 from learned_samplers.posterior import Chains
-from learned_samplers.priors import Relevance
+from learned_samplers.priors import GammaHyperprior, Relevance
 
 #: With more rows than this gradients are of minibatches of `BATCH` rows, and steps `LONGER` times as many. Minibatches
 #: lose on 6,553 rows of kin8nm, also in as many seconds (.04 nats for .09); on 5,000 of friedman1 they take half.
@@ -48,7 +50,7 @@ class BayesianMLP(BaseEstimator):
         n_steps: int = 1500,
         tuning_steps: int = 500,
         warmup_steps: int = 3000,
-        prior_precision: float | Relevance = 1.0,
+        prior_precision: Precision | Relevance = 1.0,
         batch_size: int | str | None = "auto",
         validation_fraction: float = 0.15,
         warm_start: bool = False,
@@ -84,7 +86,7 @@ class BayesianMLP(BaseEstimator):
             validation.integer(name, getattr(self, name))
         if self.n_steps < self.n_samples:
             raise ValueError(f"n_steps must be at least n_samples={self.n_samples}, got {self.n_steps}")
-        if not isinstance(self.prior_precision, Relevance):
+        if not isinstance(self.prior_precision, Relevance) and prior_of(self.prior_precision) is None:
             validation.positive("prior_precision", self.prior_precision)
         validation.fraction("validation_fraction", self.validation_fraction, open_right=True)
         if self.batch_size not in (None, "auto"):
@@ -129,9 +131,10 @@ class BayesianMLP(BaseEstimator):
             networks = [perceptron(sizes, self.activation, generator, last) for _ in range(self.n_chains)]
             if continued:
                 _load_last_states(networks, continued["posterior_"])
-            prior = self.prior_precision
-            relevance, precision = (prior, prior.others) if isinstance(prior, Relevance) else (None, float(prior))
-            chains = Chains(networks, prior_precision=precision)
+            asked = self.prior_precision
+            relevance, precision = (asked, asked.others) if isinstance(asked, Relevance) else (None, asked)
+            prior = prior_of(precision)
+            chains = Chains(networks, prior_precision=self._precisions(networks[0], precision, x.shape[1]))
 
             def likelihood(rows: Tensor | None, energies: Any) -> Tensor:
                 if rows is None:
@@ -160,7 +163,7 @@ class BayesianMLP(BaseEstimator):
                     self.n_iter_ += begin_with_means(
                         chains, losses, squares, fresh, trained, held_out, count, **settings
                     )
-            equalise(chains, losses, count, precision, generator)
+            equalise(chains, losses, count, generator)
             judged = order[:JUDGED_ROWS]
 
             def judge(values: Tensor, temperature: float) -> Verdict:
@@ -184,6 +187,8 @@ class BayesianMLP(BaseEstimator):
                 relevance=relevance,
                 enough=enough,
                 progress=progress,
+                prior=prior if isinstance(prior, GammaHyperprior) else None,
+                keep_interrupted=bool(self.warm_start),
             )
             values = self._outputs(x[judged.numpy()])
             self.verdict_ = judge(values.unflatten(0, (self.n_chains, -1)), trace.temperature)
@@ -191,9 +196,20 @@ class BayesianMLP(BaseEstimator):
         first = [sample["0.weight"].double() for sample in self.posterior_]
         lengths = self._standardised.lengths(sum(weight.T @ weight for weight in first).numpy())
         self.feature_relevance_ = lengths / lengths.sum()
+        if trace.interrupted:
+            raise KeyboardInterrupt(f"what was sampled until then is kept, for warm_start=True: {self.verdict_.text}")
         progress.end(self.verdict_.text)
         if self.warn_unsettled and not self.verdict_.settled:
             warnings.warn(self.verdict_.text, ConvergenceWarning, stacklevel=3)
+
+    def _precisions(self, network: nn.Module, asked: Any, columns: int) -> float | Tensor:
+        """λ of the chains: a number, or by chain and tensor; a first layer counts the table's columns as its inputs."""
+        if (prior := prior_of(asked)) is None:
+            return float(asked)
+        named = list(network.named_parameters())
+        entries = [(name, p.new_empty(len(p), columns) if name == "0.weight" else p) for name, p in named]
+        prior.check_names([name for name, _ in named])
+        return torch.tensor(prior.of_parameters(entries)).expand(self.n_chains, -1)
 
     def _batch(self, count: int) -> tuple[int | None, int]:
         """Rows a step of the sampler, None for all of them, and a factor on the number of steps."""

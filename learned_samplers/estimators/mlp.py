@@ -14,6 +14,7 @@ from sklearn.utils.validation import _check_sample_weight, check_array, check_is
 from torch import Tensor, nn
 
 from learned_samplers.base import validation
+from learned_samplers.base.configured import Precision
 from learned_samplers.estimators import mixtures
 from learned_samplers.estimators.base import BayesianMLP
 from learned_samplers.estimators.networks import SharedNoise
@@ -68,13 +69,15 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         warmup_steps: of Adam at most, before these. A sixth more where ``noise`` is "heteroscedastic", and twice as
             many where held-out rows then say that rows were explained away by a wide noise: the networks begin again,
             from a fit of the means alone.
-        prior_precision: λ > 0; or `learned_samplers.priors.Relevance`, a precision for each feature that is sampled.
+        prior_precision: λ > 0, or a prior of `learned_samplers.priors`: `Relevance`, a precision for each feature that is
+            sampled; a dict by name of the network's tensors ({"0.weight": 0.3, "*": 1.0}); `FanIn`; or
+            `GammaHyperprior`, a precision for each tensor that is sampled.
         batch_size: rows a step of the sampler, None for all, or "auto": all up to 10,000, beyond them minibatches of
             1,000 in three times as many steps.
         validation_fraction: of the rows, that stop the warm-up; the sampler has them too.
         calibration_fraction: of the rows, that are left out of the fit for ``predict_interval(conformal=True)``.
         warm_start: go on from the chains of the fit before, with its scales and without a warm-up, as for more rows or
-            more steps.
+            more steps. Ctrl-C while sampling then keeps the samples so far, from which the next fit goes on.
         n_jobs: threads of torch, None or -1 for as many as it has.
         verbose: print a line about the fit every two seconds, with the seconds that are left.
         warn_unsettled: warn where the predictions have not settled.
@@ -107,7 +110,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         n_steps: int = 1500,
         tuning_steps: int = 500,
         warmup_steps: int = 3000,
-        prior_precision: float | Relevance = 1.0,
+        prior_precision: Precision | Relevance = 1.0,
         batch_size: int | str | None = "auto",
         validation_fraction: float = 0.15,
         calibration_fraction: float = 0.0,
@@ -174,8 +177,8 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
             self._floor = torch.as_tensor(np.maximum(FLOOR, grids / self._y_scale))
             targets = torch.as_tensor((table - self._y_mean) / self._y_scale, dtype=torch.float32)
             shared = () if self.noise == "heteroscedastic" else (SharedNoise(table.shape[1]),)
-            self._sample(x[used], targets[used], outputs, shared, None if weights is None else weights[used], continued)
             self._calibration = None
+            self._sample(x[used], targets[used], outputs, shared, None if weights is None else weights[used], continued)
             if len(left_out):
                 means, spreads = self._moments([self._outputs(x[left_out])])
                 self._calibration = means, spreads, table[left_out]

@@ -13,7 +13,8 @@ from learned_samplers.classical.baoa import baoa_rule
 from learned_samplers.classical.mclmc import mclmc_rule, step_length
 from learned_samplers.estimators.progress import Progress
 from learned_samplers.posterior import Chains, SampleCollection
-from learned_samplers.priors import Relevance
+from learned_samplers.priors import GammaHyperprior, Relevance
+from learned_samplers.priors.gamma import precision_given
 
 #: Mean negative log-likelihood (K,) of these rows of the training data under every chain; None for all rows.
 Losses = Callable[[Tensor | None], Tensor]
@@ -41,12 +42,13 @@ class Trace(NamedTuple):
     """Record of the sampling: U of every chain (step, K), the temperature of the kept states, and lr.
 
     The temperature is the mean of (θ − θ̄)·∇U/d, θ̄ the mean of a chain: 1 at equilibrium, below it as long as a chain
-    is shorter than its slowest directions.
+    is shorter than its slowest directions. ``interrupted``: by Ctrl-C, before all steps were made.
     """
 
     energies: Tensor
     temperature: float
     lr: float
+    interrupted: bool = False
 
 
 def warm_up(
@@ -142,9 +144,7 @@ def begin_with_means(
     return made + warm_up(chains, losses, rows, held_out, num_data, steps=steps, **sources)
 
 
-def equalise(
-    chains: Chains, losses: Losses, num_data: int, prior_precision: float, generator: torch.Generator | None = None
-) -> None:
+def equalise(chains: Chains, losses: Losses, num_data: int, generator: torch.Generator | None = None) -> None:
     """Give every weight the scale s = H^(−¼), H = N·E[g²] + λ, by gradients of single small batches.
 
     H is the diagonal of the empirical Fisher information; H^(−½) would make the diagonal of the curvature 1, and ¼
@@ -161,8 +161,11 @@ def equalise(
             total += p.grad.square() * (size / rounds)
     chains.zero_grad()
     # A weight that no batch has moved (a dead unit) is left to the prior.
-    floor = max(prior_precision, 1e-8)
-    scales = {name: (num_data * total + floor) ** -0.25 for name, total in squares.items()}
+    floors = chains.precisions().clamp_min(1e-8).unbind(1)
+    scales = {
+        name: (num_data * total + floor.view(-1, *[1] * (total.dim() - 1))) ** -0.25
+        for (name, total), floor in zip(squares.items(), floors, strict=True)
+    }
     size = sum(s[0].numel() for s in scales.values())
     root = (torch.stack([s.square().reshape(chains.count, -1).sum(1) for s in scales.values()]).sum(0) / size).sqrt()
     chains.precondition({name: s / root.view(-1, *[1] * (s.dim() - 1)) for name, s in scales.items()})
@@ -182,6 +185,8 @@ def sample(
     relevance: Relevance | None = None,
     enough: Enough | None = None,
     progress: Progress | None = None,
+    prior: GammaHyperprior | None = None,
+    keep_interrupted: bool = False,
 ) -> tuple[SampleCollection, Trace]:
     """Sample all chains: find step size and momentum length, freeze both, keep samples, find the burn-in.
 
@@ -193,6 +198,8 @@ def sample(
         relevance: draws the precision of each input of the first layer; None for the chains' own precision.
         enough: asked after each quarter of the steps; sampling ends where it says so.
         progress: told of the steps.
+        prior: one that draws the precision of each tensor of each chain while they are sampled; None for none.
+        keep_interrupted: whether Ctrl-C ends the sampling, once there is a sample, in place of an error.
 
     Raises:
         FloatingPointError: an energy is not finite, however small the step.
@@ -203,55 +210,78 @@ def sample(
     mover: Microcanonical | Thermal
     mover = (Microcanonical if batch_size is None else Thermal)(flat, num_data, generator)
     scales = torch.cat([scale.reshape(chains.count, -1) for scale in chains._scales()], 1)
-    prior = chains.get_buffer("prior_precision").expand(chains.count)[:, None] * scales.square()  # of φ, by weight
+    sizes = torch.tensor([w[0].numel() for w in chains.weights().values()])
+    precision = chains.precisions().repeat_interleave(sizes, 1) * scales.square()  # of φ, by weight
     energies = torch.empty(steps, chains.count, dtype=torch.float64)
     kept, forces = (torch.empty(samples, *flat.shape, dtype=flat.dtype) for _ in range(2))
-    step, restarts, count = -tuning_steps, 0, 0
+    step, restarts, count, interrupted = -tuning_steps, 0, 0, False
     if progress is not None:
         progress.begin("sampling", tuning_steps + steps)
     first = slice(0, next(chains.parameters())[0].numel())  # the first layer's weights
-    while step < steps:
-        if relevance is not None and step % relevance.every == 0:
-            weights = (flat.data * scales)[:, first].view_as(next(chains.parameters()))
-            precisions = relevance.of_inputs(weights, generator=generator)[:, None].expand_as(weights)
-            prior[:, first] = precisions.reshape(chains.count, -1) * scales[:, first].square()
-            mover.energy_changed()
-        rows = None if batch_size is None else torch.randint(num_data, (batch_size,), generator=generator)
-        likelihood = losses(rows)
-        force = prior * flat.data
-        flat.grad = gradient(chains, likelihood).add_(force, alpha=1 / num_data)
-        energy = num_data * likelihood.detach().double() + 0.5 * (force * flat.data).sum(1)
-        if not energy.isfinite().all():
-            restarts += 1
-            if restarts > RESTARTS:
-                raise FloatingPointError(f"the energy of the chains is not finite, at steps down to lr={mover.lr:.1e}")
-            flat.data.copy_(start)
-            mover = type(mover)(flat, num_data, generator, lr=0.25 * mover.lr)
-            step, count = -tuning_steps, 0
-            continue
-        if step >= 0:
-            energies[step] = energy
-            if step * samples % steps < samples:  # so many of them, at equal distances
-                kept[count], forces[count] = flat.detach(), num_data * flat.grad
-                count += 1
-        mover.step(energy)
-        if step < 0:
-            mover.tune(1 + step / tuning_steps)
-        step += 1
-        if progress is not None:
-            progress.step(tuning_steps + step)
-        if enough is not None and 0 < step < steps and (4 * step) % steps < 4:
-            burn_in = _burn_in(energies[:step], count)
-            states = kept[burn_in:count]
-            position = flat.detach().clone()
-            finished = enough(states, _temperature(states, forces[burn_in:count]))
-            flat.data.copy_(position)
-            if finished:
-                break
+    try:
+        while step < steps:
+            if prior is not None and step % prior.every == 0:
+                _draw(chains, prior, sizes, generator)
+                precision = chains.precisions().repeat_interleave(sizes, 1) * scales.square()
+                mover.energy_changed()
+            if relevance is not None and step % relevance.every == 0:
+                weights = (flat.data * scales)[:, first].view_as(next(chains.parameters()))
+                of_inputs = relevance.of_inputs(weights, generator=generator)[:, None].expand_as(weights)
+                precision[:, first] = of_inputs.reshape(chains.count, -1) * scales[:, first].square()
+                mover.energy_changed()
+            rows = None if batch_size is None else torch.randint(num_data, (batch_size,), generator=generator)
+            likelihood = losses(rows)
+            force = precision * flat.data
+            flat.grad = gradient(chains, likelihood).add_(force, alpha=1 / num_data)
+            energy = num_data * likelihood.detach().double() + 0.5 * (force * flat.data).sum(1)
+            if not energy.isfinite().all():
+                restarts += 1
+                if restarts > RESTARTS:
+                    raise FloatingPointError(
+                        f"the energy of the chains is not finite, at steps down to lr={mover.lr:.1e}"
+                    )
+                flat.data.copy_(start)
+                mover = type(mover)(flat, num_data, generator, lr=0.25 * mover.lr)
+                step, count = -tuning_steps, 0
+                continue
+            if step >= 0:
+                energies[step] = energy
+                if step * samples % steps < samples:  # so many of them, at equal distances
+                    kept[count], forces[count] = flat.detach(), num_data * flat.grad
+                    count += 1
+            mover.step(energy)
+            if step < 0:
+                mover.tune(1 + step / tuning_steps)
+            step += 1
+            if progress is not None:
+                progress.step(tuning_steps + step)
+            if enough is not None and 0 < step < steps and (4 * step) % steps < 4:
+                burn_in = _burn_in(energies[:step], count)
+                states = kept[burn_in:count]
+                position = flat.detach().clone()
+                finished = enough(states, _temperature(states, forces[burn_in:count]))
+                flat.data.copy_(position)
+                if finished:
+                    break
+    except KeyboardInterrupt:
+        if not keep_interrupted or step < 1 or not count:
+            raise
+        interrupted = True
     burn_in = _burn_in(energies[: max(step, 0)], count)
     states = kept[burn_in:count]
     temperature = _temperature(states, forces[burn_in:count])
-    return collection(chains, list(states), model), Trace(energies[:step], temperature, mover.lr)
+    return collection(chains, list(states), model), Trace(energies[:step], temperature, mover.lr, interrupted)
+
+
+def _draw(chains: Chains, prior: GammaHyperprior, sizes: Tensor, generator: torch.Generator) -> None:
+    """Draw the precision of each tensor of each chain, given its weights; ``sizes`` are those of the tensors."""
+    weights = chains.weights().values()
+    squares = torch.stack([w.detach().square().reshape(chains.count, -1).sum(1) for w in weights], 1)
+    drawn = [
+        precision_given(prior, size, square.double(), 1.0, generator)
+        for size, square in zip(sizes.tolist(), squares.unbind(1), strict=True)
+    ]
+    chains.get_buffer("prior_precision").copy_(torch.stack(drawn, 1))
 
 
 def _burn_in(energies: Tensor, count: int) -> int:

@@ -88,11 +88,13 @@ class Standardised(NamedTuple):
 
 @contextmanager
 def as_before_on_error(model: BaseEstimator) -> Iterator[None]:
-    """Leave what was fitted before, or nothing, where a fit is refused or broken off."""
+    """Leave what was fitted before, or nothing, where a fit is refused or broken off; unless Ctrl-C left samples."""
     before = dict(model.__dict__)
     try:
         yield
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and model.__dict__.get("verdict_") is not before.get("verdict_"):
+            raise
         model.__dict__.clear()
         model.__dict__.update(before)
         raise

@@ -65,7 +65,7 @@ class Chains(nn.Module):
         networks: K networks of the same layers, which differ in their weights. Parameters without gradient and
             buffers must be the same in all, and are shared; so are running statistics, of layers in evaluation mode
             (`.eval()`, as in a frozen backbone), which stay in it whatever the mode of this module.
-        prior_precision: λ of :meth:`prior_energy`, a number, or one a chain (K,).
+        prior_precision: λ of :meth:`prior_energy`, a number, one a chain (K,), or one a chain and name (K, names).
         separate: whether each chain has tensors of its own. A step takes longer then.
 
     Attributes:
@@ -119,7 +119,7 @@ class Chains(nn.Module):
         self.shared_names = list(shared[0])
         for position, tensor in enumerate(shared[0].values()):
             self.register_buffer(f"shared_{position}", tensor.detach().clone())
-        precision = _validated_precision(prior_precision, self.count).to(self.tensors[0].dtype)
+        precision = _validated_precision(prior_precision, self.count, len(self.names)).to(self.tensors[0].dtype)
         self.register_buffer("prior_precision", precision)
 
     def weights(self) -> Tensors:
@@ -207,8 +207,17 @@ class Chains(nn.Module):
 
     def prior_energy(self) -> Tensor:
         """Return ½λ‖θ‖² of each chain, (K,)."""
+        precision = self.get_buffer("prior_precision")
+        if precision.dim() == 2:
+            squares = torch.stack([w.reshape(self.count, -1).square().sum(1) for w in self._theta().values()], 1)
+            return 0.5 * (precision * squares).sum(1)
         weights = torch.cat([w.reshape(self.count, -1) for w in self._theta().values()], 1)
-        return 0.5 * self.get_buffer("prior_precision") * weights.square().sum(1)
+        return 0.5 * precision * weights.square().sum(1)
+
+    def precisions(self) -> Tensor:
+        """Return λ by chain and name, (K, names)."""
+        precision = self.get_buffer("prior_precision")
+        return (precision if precision.dim() == 2 else precision.reshape(-1, 1)).expand(self.count, len(self.names))
 
     @torch.no_grad()
     def precondition(self, scales: Mapping[str, Tensor]) -> None:
@@ -315,13 +324,15 @@ def _refuse_other(
             raise ValueError(f"{label}: {name!r} is not sampled and differs from networks[0]'s")
 
 
-def _validated_precision(value: Any, count: int) -> Tensor:
-    """Return λ as a tensor; TypeError or ValueError unless it is a number ≥ 0, or one for each of ``count`` chains."""
+def _validated_precision(value: Any, count: int, names: int) -> Tensor:
+    """Return λ as a tensor; TypeError or ValueError unless it is a number ≥ 0, one a chain, or one a chain and name."""
     try:
         precision = torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"prior_precision must be a number, or {count} of them, got {value!r}") from error
-    if precision.shape not in ((), (count,)) or not bool((precision.isfinite() & (precision >= 0)).all()):
+    if precision.shape not in ((), (count,), (count, names)) or not bool(
+        (precision.isfinite() & (precision >= 0)).all()
+    ):
         raise ValueError(f"prior_precision must be a number ≥ 0, or {count} of them, got {value!r}")
     return precision
 

@@ -208,6 +208,7 @@ def test_numbers_of_numpy_load_with_weights_only():
 def test_keys_that_a_state_does_not_have_keep_the_values_of_the_sampler(name):
     _, sampler, _ = running(name)
     saved = copy.deepcopy(sampler.state_dict())
+    del saved["sampler"]["settings_checksum"]  # as of before
     for key in ("master_weights", "missing_gradient"):
         del saved["param_groups"][0][key]
     sampler.load_state_dict(saved)
@@ -298,3 +299,42 @@ def test_what_a_state_says_of_its_sampler_is_checked_before_anything_changes(nam
     with pytest.raises(ValueError, match=f"state_dict's {name} must be of type"):
         sampler.load_state_dict(state)
     assert unchanged()
+
+
+def saved_to_a_file(sampler):
+    """A state as it comes back from torch.save."""
+    file = io.BytesIO()
+    torch.save(sampler.state_dict(), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("name", ["SGHMC", "HMC", "L2E"])
+@pytest.mark.parametrize("key", ["lr", "step", "temperature", "num_data"])
+def test_a_setting_that_changed_in_a_file_is_refused_and_older_files_load(name, key):
+    _, sampler, unchanged = running(name)
+    state = saved_to_a_file(sampler)
+    state["param_groups"][0][key] += 1
+    with pytest.raises(ValueError, match=r"param_groups .* are not those that were saved"):
+        sampler.load_state_dict(state)
+    assert unchanged()
+    state["param_groups"][0][key] -= 1
+    del state["sampler"]["settings_checksum"]  # as of before, which loads whatever it holds
+    sampler.load_state_dict(state)
+
+
+def test_settings_that_a_hand_or_a_scheduler_changes_are_saved_as_they_are():
+    model, sampler, _ = running("SGHMC")
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(sampler, T_max=9)
+    sampler.step(closure_for(model, sampler))
+    schedule.step()
+    group = sampler.param_groups[0]
+    group["temperature"], group["lr"] = np.float64(0.5), torch.tensor(group["lr"])
+    state = saved_to_a_file(sampler)
+    group["temperature"] = 1.0
+    with pytest.warns(UserWarning, match="saved with temperature=0.5"):
+        sampler.load_state_dict(state)
+    assert sampler.param_groups[0]["temperature"] == 0.5
+    sampler.param_groups[0]["lr"] = 0.02
+    sampler.load_state_dict(saved_to_a_file(sampler))
+    assert sampler.param_groups[0]["lr"] == 0.02

@@ -52,7 +52,7 @@ def law(batch_size, count=1.0):
     """Shifts of the means and ratios of the spreads of all weights to the exact ones, and the temperature."""
     chains = linear()
     warm_up(chains, losses_of(chains), torch.arange(60), torch.arange(0), 60, steps=200, lr=0.1)
-    equalise(chains, losses_of(chains), 60, PRIOR)
+    equalise(chains, losses_of(chains), 60)
     options = {**OPTIONS, "batch_size": batch_size, "tuning_steps": 500, "steps": 1000}
     found, trace = sample(chains, lambda rows: count * losses_of(chains)(rows), 60, **options)
     mean, spread = exact()
@@ -192,7 +192,7 @@ def test_chains_whose_means_went_astray_begin_again(astray):
 def test_scales_keep_the_networks_and_shrink_what_the_data_fix():
     chains = linear(2)
     before = chains(INPUTS)
-    equalise(chains, losses_of(chains), 60, PRIOR)
+    equalise(chains, losses_of(chains), 60)
     torch.testing.assert_close(chains(INPUTS), before)
     scale = chains.scale_0[0, 0]
     assert scale[1] < scale[0] < scale[2]  # inputs of spread 3, 1 and 0.3
