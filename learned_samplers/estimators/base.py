@@ -194,7 +194,7 @@ class BayesianMLP(BaseEstimator):
             self.verdict_ = judge(values.unflatten(0, (self.n_chains, -1)), trace.temperature)
         self.n_iter_ += factor * self.tuning_steps + len(trace.energies)
         first = [sample["0.weight"].double() for sample in self.posterior_]
-        lengths = self._standardised.lengths(sum(weight.T @ weight for weight in first).numpy())
+        lengths = self._standardised.lengths(torch.stack([w.T @ w for w in first]).sum(0).numpy())
         self.feature_relevance_ = lengths / lengths.sum()
         if trace.interrupted:
             raise KeyboardInterrupt(f"what was sampled until then is kept, for warm_start=True: {self.verdict_.text}")

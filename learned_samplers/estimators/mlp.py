@@ -69,8 +69,8 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         warmup_steps: of Adam at most, before these. A sixth more where ``noise`` is "heteroscedastic", and twice as
             many where held-out rows then say that rows were explained away by a wide noise: the networks begin again,
             from a fit of the means alone.
-        prior_precision: λ > 0, or a prior of `learned_samplers.priors`: `Relevance`, a precision for each feature that is
-            sampled; a dict by name of the network's tensors ({"0.weight": 0.3, "*": 1.0}); `FanIn`; or
+        prior_precision: λ > 0, or a prior of `learned_samplers.priors`: `Relevance`, a precision for each feature that
+            is sampled; a dict by name of the network's tensors ({"0.weight": 0.3, "*": 1.0}); `FanIn`; or
             `GammaHyperprior`, a precision for each tensor that is sampled.
         batch_size: rows a step of the sampler, None for all, or "auto": all up to 10,000, beyond them minibatches of
             1,000 in three times as many steps.
