@@ -1,11 +1,11 @@
 """Convergence diagnostics: is a chain long enough?
 
 The diagnostics take draws: an array or tensor (chain, draw, ...), a list of them (draw, ...), one per chain, an ArviZ
-``InferenceData`` as from ``to_arviz``, one `PosteriorSamples` or a list of them, one per chain; one that was merged
-counts as its chains (1,000 evenly spaced coordinates are taken; choose others by calling ``to_arviz`` yourself; 10,000
-coordinates take seconds). Of chains of unequal length as many draws are taken as the shortest has, the last ones. Draws
-need not be weights: in function space, where the symmetries of networks do no harm, they are
-``posterior.predict_samples(x)[None]``.
+``InferenceData`` or ``DataTree`` (all variables of its group ``posterior``), one `PosteriorSamples` or a list of them,
+one per chain; one that was merged counts as its chains (1,000 evenly spaced coordinates are taken; choose others by
+calling ``to_arviz`` yourself; 10,000 coordinates take seconds). Of chains of unequal length as many draws are taken as
+the shortest has, the last ones. Draws need not be weights: in function space, where the symmetries of networks do no
+harm, they are ``posterior.predict_samples(x)[None]``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _as_draws(draws: Any) -> np.ndarray:
     if isinstance(draws, SampleCollection):
         draws = [draws]
     if hasattr(draws, "posterior"):
-        draws = draws.posterior["weights"].values
+        draws = _of_posterior(draws.posterior)
     if isinstance(draws, list | tuple) and draws:
         if all(isinstance(chain, SampleCollection) for chain in draws):
             draws = _weights(draws)
@@ -46,6 +46,14 @@ def _as_draws(draws: Any) -> np.ndarray:
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
         raise ValueError(f"draws must be finite, got {values[where]} at {where}")
     return values
+
+
+def _of_posterior(group: Any) -> np.ndarray:
+    """Draws (chain, draw, ...) of a group of ArviZ: its variable, or all of them flat and side by side."""
+    arrays = [group[name].transpose("chain", "draw", ...).values for name in group.data_vars]
+    if len(arrays) == 1:
+        return arrays[0]
+    return np.concatenate([values.reshape(*values.shape[:2], -1) for values in arrays], 2)
 
 
 def _numbers(draws: Any) -> Any:

@@ -25,12 +25,30 @@ def as_tensor(name: str, value: Any) -> Tensor:
         raise TypeError(f"{name} must be a tensor or an array, got {type(value).__name__} ({error})") from error
 
 
+def _of_arviz(name: str, value: Any, ndim: int) -> Any:
+    """Predictions of ArviZ's groups: all draws of all chains, or for ``ndim`` 2 their mean; anything else as it is."""
+    groups = [group for group in ("predictions", "posterior_predictive") if hasattr(value, group)]
+    if groups:
+        group = getattr(value, groups[0])
+        if len(group.data_vars) != 1:
+            raise ValueError(f"{name} must have one variable in {groups[0]}, got {sorted(map(str, group.data_vars))}")
+        value = group[next(iter(group.data_vars))]
+    dims = getattr(value, "dims", ())
+    if not {"chain", "draw"} <= set(dims):
+        return value
+    draws = value.transpose("chain", "draw", ...).values
+    draws = draws.reshape(-1, *draws.shape[2:])
+    return draws.mean(0) if ndim == 2 else draws
+
+
 def probabilities(name: str, value: Any, ndim: int = 2) -> Tensor:
     """``value`` as a float64 tensor of ``ndim`` axes, the last one over classes, checked to hold probabilities.
 
-    One probability for each example, (N,) or (..., 1), is that of class 1 of two, and becomes [1 − p, p].
+    One probability for each example, (N,) or (..., 1), is that of class 1 of two, and becomes [1 − p, p]. Of an ArviZ
+    ``InferenceData`` or ``DataTree`` it is the variable of ``predictions`` or ``posterior_predictive``, averaged over
+    chains and draws where one prediction is wanted; likewise of an xarray variable (chain, draw, N, C).
     """
-    probs = as_tensor(name, value)
+    probs = as_tensor(name, _of_arviz(name, value, ndim))
     if not probs.is_floating_point():
         raise TypeError(f"{name} must hold floating-point numbers, got {probs.dtype}")
     shape = tuple(probs.shape)

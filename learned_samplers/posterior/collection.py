@@ -362,9 +362,17 @@ class SampleCollection(Predictive):
         *other_chains: SampleCollection,
         parameters: Sequence[str] | None = None,
         max_parameters: int | None = 1000,
+        inputs: Any = None,
+        log_likelihood: Callable[[Tensor], Tensor] | None = None,
     ) -> Any:
         """The samples for ArviZ, this collection's chains first. See :func:`to_arviz`."""
-        return to_arviz([self, *other_chains], parameters=parameters, max_parameters=max_parameters)
+        return to_arviz(
+            [self, *other_chains],
+            parameters=parameters,
+            max_parameters=max_parameters,
+            inputs=inputs,
+            log_likelihood=log_likelihood,
+        )
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:

@@ -29,6 +29,25 @@ def test_ess_of_an_autoregressive_chain(rho, method):
         assert diagnostics.ess_per_second(autoregressive(rho), 4.0) == pytest.approx(estimate.mean() / 4)
 
 
+@pytest.mark.parametrize("kind", ["inference data", "tree"])
+def test_chains_from_elsewhere_are_all_their_variables(kind):
+    xarray, arviz = pytest.importorskip("xarray"), pytest.importorskip("arviz")
+    draws = autoregressive(0.5, draws=200, coordinates=3)
+    dataset = xarray.Dataset(
+        {
+            "a": xarray.DataArray(draws[..., 0].T, dims=("draw", "chain")),
+            "b": xarray.DataArray(draws[..., 1:], dims=("chain", "draw", "place")),
+        }
+    )
+    value = (
+        arviz.InferenceData(posterior=dataset)
+        if kind == "inference data"
+        else xarray.DataTree.from_dict({"posterior": dataset})
+    )
+    np.testing.assert_allclose(diagnostics.ess(value), diagnostics.ess(draws))
+    np.testing.assert_allclose(diagnostics.split_rhat(value), diagnostics.split_rhat(draws))
+
+
 @pytest.mark.parametrize("method", ["rank", "split"])
 def test_rhat_tells_agreeing_from_shifted_chains(method):
     draws = autoregressive(0.0, draws=1000)

@@ -36,3 +36,30 @@ def test_tables_are_read_by_position_whatever_their_index_says():
     index = np.arange(len(PROBS))[::-1] + 5
     found = metrics.nll(pd.DataFrame(PROBS, index), pd.Series(LABELS, index))
     assert found == metrics.nll(PROBS, LABELS)
+
+
+@pytest.mark.parametrize("kind", ["inference data", "tree", "variable"])
+def test_predictions_of_arviz_are_read(kind):
+    """All draws where each is wanted, their mean where one prediction is."""
+    xarray, arviz = pytest.importorskip("xarray"), pytest.importorskip("arviz")
+    draws = RNG.dirichlet(np.ones(3), size=(2, 5, 20))
+    variable = xarray.DataArray(draws, dims=("chain", "draw", "row", "class")).transpose(
+        "row", "class", "chain", "draw"
+    )
+    dataset = xarray.Dataset({"y": variable})
+    value = {
+        "inference data": lambda: arviz.InferenceData(posterior_predictive=dataset),
+        "tree": lambda: xarray.DataTree.from_dict({"predictions": dataset}),
+        "variable": lambda: variable,
+    }[kind]()
+    assert metrics.nll(value, LABELS) == pytest.approx(metrics.nll(draws.mean((0, 1)), LABELS))
+    flat = draws.reshape(10, 20, 3)
+    assert metrics.pairwise_kld(value) == pytest.approx(metrics.pairwise_kld(flat))
+
+
+def test_predictions_of_two_variables_are_refused():
+    xarray = pytest.importorskip("xarray")
+    variable = xarray.DataArray(PROBS[None, None], dims=("chain", "draw", "row", "class"))
+    tree = xarray.DataTree.from_dict({"predictions": xarray.Dataset({"y": variable, "z": variable})})
+    with pytest.raises(ValueError, match=r"one variable in predictions, got \['y', 'z'\]"):
+        metrics.nll(tree, LABELS)

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
 from learned_samplers.posterior import arviz_export
@@ -56,3 +57,35 @@ def test_to_arviz_takes_some_of_the_parameters():
     posterior = collected()
     chosen = posterior.to_arviz(parameters=["2.weight"], max_parameters=4).posterior["weights"]
     assert chosen.parameter.values.tolist() == ["2.weight[0,0]", "2.weight[0,6]", "2.weight[1,4]", "2.weight[2,2]"]
+
+
+def test_the_log_likelihood_is_that_of_every_row_and_loo_works():
+    arviz = pytest.importorskip("arviz")
+    first, second = collected(steps=20, burn_in=1), collected(steps=20, seed=1, burn_in=1)
+    x, y = torch.randn(7, 4), torch.arange(7) % 3
+
+    def log_likelihood(logits):
+        return torch.distributions.Categorical(logits=logits).log_prob(y)
+
+    data = first.to_arviz(second, inputs=x, log_likelihood=log_likelihood)
+    values = data.log_likelihood["y"].values
+    assert values.shape == (2, 19, 7)
+    probs = second.predict_samples(x)
+    np.testing.assert_allclose(values[1], probs[:, torch.arange(7), y].log().numpy(), rtol=1e-5)
+    loo = arviz.loo(data)
+    assert loo.n_data_points == 7
+    assert loo.elpd_loo < values.mean((0, 1)).sum() + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"inputs": torch.zeros(2, 4)}, "got None for log_likelihood"),
+        ({"log_likelihood": lambda logits: logits[:, 0]}, "got None for inputs"),
+        ({"inputs": torch.zeros(2, 4), "log_likelihood": lambda logits: logits}, r"\(2,\), got \(2, 3\)"),
+        ({"inputs": torch.zeros(2, 4), "log_likelihood": lambda logits: logits[:, 0] / 0}, "must be finite"),
+    ],
+)
+def test_a_log_likelihood_that_is_none_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        collected().to_arviz(**options)
