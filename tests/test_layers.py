@@ -34,6 +34,7 @@ FLOORS: list[tuple[str, ...]] = [
     ),
     ("learned_samplers.estimators",),
     ("learned_samplers", "learned_samplers.__main__"),
+    ("learned_samplers.benchmark",),
     ("pretrained",),
     ("meta_tasks.random_streams", "meta_tasks.progress", "meta_tasks.fingerprints"),
     ("meta_tasks.datasets",),

@@ -1,0 +1,95 @@
+"""``python -m learned_samplers.benchmark MySampler``: one row of the table, and one JSON file.
+
+python -m learned_samplers.benchmark SGHMC                      # a name of learned_samplers.table
+python -m learned_samplers.benchmark my_package.samplers.Mine   # a class, made as Mine(params, lr=, num_data=,
+                                                                # prior_precision=)
+python -m learned_samplers.benchmark --table FOLDER             # the table of the files in a folder
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import learned_samplers
+from learned_samplers.base.files import write_atomically
+from learned_samplers.benchmark.run import benchmark, row
+from learned_samplers.benchmark.targets import TARGETS
+from learned_samplers.table import SAMPLERS
+
+
+def named(name: str) -> Callable[..., Any]:
+    """A sampler of the table, or the class at a dotted path."""
+    if name in SAMPLERS:
+        return SAMPLERS[name]
+    module, _, attribute = name.replace(":", ".").rpartition(".")
+    if not module:
+        raise ValueError(f"sampler must be among {sorted(SAMPLERS)}, or module.Class, got {name!r}")
+    sampler = getattr(importlib.import_module(module), attribute)
+    if not (isinstance(sampler, type) and issubclass(sampler, torch.optim.Optimizer)):
+        raise TypeError(f"sampler must be a class of optimizers, got {sampler!r:.60}")
+    return sampler
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line; `arguments` None takes those of the process."""
+    parser = argparse.ArgumentParser(
+        prog="python -m learned_samplers.benchmark", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("sampler", nargs="?", help="a name of the table, or module.Class")
+    parser.add_argument("--table", type=Path, help="print the table of the files in this folder instead")
+    parser.add_argument("--gradients", type=int, default=20_000, help="budget of a run; 20,000 by default")
+    kept = "some of the five; a file of the same settings keeps its others"
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), help=kept)
+    parser.add_argument("--out", type=Path, default=Path("."), help="folder of the JSON file")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    if options.table is not None:
+        print(table(options.table))
+        return
+    if options.sampler is None:
+        parser.error("a sampler is missing, or --table")
+    torch.set_num_threads(1)  # for so small networks several threads only wait for each other
+    sampler = named(options.sampler)
+    name = options.sampler.replace(":", ".").rpartition(".")[2]
+    content: dict[str, Any] = {
+        "sampler": options.sampler,
+        "versions": {"learned-samplers": learned_samplers.__version__, "torch": torch.__version__},
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "budget": options.gradients,
+        "seed": options.seed,
+    }
+    path = options.out / f"{name}.json"
+    earlier = json.loads(path.read_text()) if path.exists() else {}
+    results = earlier.pop("targets", {}) if earlier else {}
+    if earlier != content:
+        results = {}
+    for target in options.targets:
+        results[target] = benchmark(sampler, TARGETS[target](), options.gradients, options.seed)
+    results = {target: results[target] for target in TARGETS if target in results}
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps({**content, "targets": results}, indent=1) + "\n").encode())
+    print(" | ".join(f"{key}: {value}" for key, value in row(name, results).items()))
+
+
+def table(folder: Path) -> str:
+    """Markdown table of the files in a folder, a sampler a row."""
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise ValueError(f"table must be a folder with JSON files, got {folder}")
+    rows = [row(path.stem, json.loads(path.read_text())["targets"]) for path in files]
+    headings = ["sampler", *(target for target in TARGETS if any(target in r for r in rows))]
+    lines = ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(r.get(h, "–") for h in headings) + " |" for r in rows)])
+
+
+if __name__ == "__main__":
+    main()
