@@ -21,9 +21,9 @@ simulated with 1,000 chains, to some 2 to 3 %. A stiff value above a soft one is
 with it; ours run with the settings of the table of samplers, at lr 0.05 where they have no default.
 
 The 1,000 pairs are rows of one tensor, so that a sampler that normalises over a tensor (`L2E`, `WhitenedSGHMC`) sees
-2,000 weights at once. `PSGLD`, `WhitenedSGHMC`, `CyclicalSGMCMC` (here with cycles of five steps), `IVON` and `L2E` have
-the badge "heuristic": they claim no law. IVON, ours and ivon-opt's, is a Gaussian whose curvature takes 1/(1 − β₂)
-steps to settle, more than were run.
+2,000 weights at once. `PSGLD`, `WhitenedSGHMC`, `CyclicalSGMCMC` (here with cycles of five steps), `IVON` and `L2E`
+have the badge "heuristic": they claim no law. IVON, ours and ivon-opt's, is a Gaussian whose curvature takes
+1/(1 − β₂) steps to settle, more than were run.
 
 *Schedule*: variance along the soft axis over three cosine cycles from lr to 0, over that at constant lr; 1 is ideal.
 *Resumes*: saved and loaded mid-way, it goes on bit for bit. *Weight decay* w: the prior precision λ that it stands for,
