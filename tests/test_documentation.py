@@ -25,7 +25,7 @@ def examples():
 
 
 #: Packages that examples need and the extras do not bring; their warnings are not ours to mend.
-OPTIONAL = ("lightning", "transformers", "accelerate")
+OPTIONAL = ("lightning", "transformers", "accelerate", "peft")
 
 
 @pytest.fixture(autouse=True)

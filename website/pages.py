@@ -44,7 +44,11 @@ _ROOMS = ("datasets", "networks", "tasks", "objectives", "inner_loop", "estimato
 REFERENCE |= {f"meta_tasks_{room}": (f"meta_tasks.{room}", (f"meta_tasks.{room}",)) for room in _ROOMS}
 #: Modules that import packages which need not be here: read, not imported.
 INTEGRATIONS = (
-    *(f"learned_samplers.integrations.{name}" for name in ("lightning", "huggingface", "tensorboard", "botorch")),
+    *(
+        f"learned_samplers.integrations.{name}"
+        for name in ("lightning", "huggingface", "huggingface_report", "tensorboard", "botorch")
+    ),
+    *(f"learned_samplers.adapters.{name}" for name in ("collection", "language", "generation")),
     "learned_samplers.differentiable",
 )
 #: Horizontal axis in the figure of a sampler's bias, where it is more than lr·k/N.

@@ -14,9 +14,10 @@ from learned_samplers.adapters.folders import attached, read_adapter, read_index
 from learned_samplers.adapters.generation import Generated, generate
 from learned_samplers.adapters.grouped import GroupedRunner
 from learned_samplers.adapters.language import IGNORED, Mixture, TextScores, of_targets
-from learned_samplers.adapters.model import adapted, refuse_base_weights, saved_names, tensors_by_name
+from learned_samplers.adapters.model import adapted, refuse_base_weights, saved_names
 from learned_samplers.base import validation
 from learned_samplers.posterior.collection import SampleCollection
+from learned_samplers.posterior.network import parameters_of
 from learned_samplers.posterior.options import Options
 from learned_samplers.posterior.snapshots import Snapshots, on_device, validate_device
 from learned_samplers.posterior.store import Entry, MemoryStore, Store
@@ -77,7 +78,7 @@ class AdapterSamples(SampleCollection):
             OSError: it could not be written; nothing is there then.
         """
         self._require_samples("to save")
-        parameters = tensors_by_name(self.model)
+        parameters = parameters_of(self.model)
         model: Any = self.model
         adapters = {name for adapter in model.peft_config for name in saved_names(self.model, adapter).values()}
         stored = {n: fingerprint(t) for n, t in (self._store.fixed or {}).items() if n in parameters}
@@ -116,7 +117,7 @@ class AdapterSamples(SampleCollection):
             if not places:
                 raise ValueError("adapters must name at least one adapter folder, got none")
         network = adapted(attached(model, places))
-        names, parameters = saved_names(network), tensors_by_name(network)
+        names, parameters = saved_names(network), parameters_of(network)
         sampled = set(names.values())
         shapes = {name: list(parameter.shape) for name, parameter in parameters.items() if name in sampled}
         snapshots = Snapshots(network, list(shapes), "refuse", store_frozen=False, dtype=None, device=kept_on)
@@ -187,7 +188,7 @@ class AdapterSamples(SampleCollection):
         """
         _, complete = self._validated({"num_samples": num_samples})
         chosen = [self._store.read(index) for index in self._chosen(complete)]
-        fixed, present = self._fixed(), tensors_by_name(self.model)
+        fixed, present = self._fixed(), parameters_of(self.model)
         device = next(self.model.parameters()).device
         stacked = {n: torch.stack([sample[n] for sample in chosen]).to(device, present[n].dtype) for n in chosen[0]}
         state = {**on_device(fixed, device), **stacked}

@@ -13,9 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
-from learned_samplers.adapters.model import active, saved_names, tensors_by_name
+from learned_samplers.adapters.model import active, saved_names
 from learned_samplers.base.files import write_atomically
 from learned_samplers.base.optional import require
+from learned_samplers.posterior.network import parameters_of
 from learned_samplers.posterior.store import Entry, validate_counts
 from learned_samplers.posterior.tensor_files import Tensors, require_finite
 
@@ -39,7 +40,7 @@ def write_adapters(
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"folder={str(folder)!r} exists and is not an empty folder: choose another")
-    names, present = saved_names(model), tensors_by_name(model)
+    names, present = saved_names(model), parameters_of(model)
     config = model.peft_config[active(model)]
     work = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     work.mkdir(parents=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from learned_samplers.base.optional import require
-from learned_samplers.posterior.network import network_of, plain_names
+from learned_samplers.posterior.network import network_of, parameters_of
 
 
 def adapted(model: nn.Module) -> Any:
@@ -48,12 +48,13 @@ def adapted(model: nn.Module) -> Any:
 def saved_names(model: Any, adapter: str | None = None) -> dict[str, str]:
     """Return the name in ``adapter_model.safetensors`` → the plain name in the model; None is the active adapter."""
     peft = require("peft", "adapters")
-    tensors = dict(model.named_parameters(remove_duplicate=False))
     saved = peft.get_peft_model_state_dict(
-        model, state_dict=dict(tensors), adapter_name=adapter or active(model), save_embedding_layers=False
+        model,
+        state_dict=dict(model.named_parameters(remove_duplicate=False)),
+        adapter_name=adapter or active(model),
+        save_embedding_layers=False,
     )
-    plain = plain_names([name for name, _ in model.named_parameters()])
-    names = {id(tensor): plain[name] for name, tensor in model.named_parameters()}
+    names = {id(tensor): name for name, tensor in parameters_of(model).items()}
     lost = next((name for name, tensor in saved.items() if id(tensor) not in names), None)
     if lost is not None:
         raise ValueError(f"model: {lost!r} of its adapter is computed when it is saved, and not a weight to sample")
@@ -76,9 +77,3 @@ def refuse_base_weights(model: Any, sampled: Iterable[str]) -> None:
             "freeze the base by requires_grad_(False) before get_peft_model, name layers that are trained whole in "
             "modules_to_save, or keep samples of all weights in SampleCollection"
         )
-
-
-def tensors_by_name(model: Any) -> dict[str, Tensor]:
-    """Return the parameters of the model by plain name."""
-    plain = plain_names([name for name, _ in model.named_parameters()])
-    return {plain[name]: parameter for name, parameter in model.named_parameters()}
