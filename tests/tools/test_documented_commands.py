@@ -63,8 +63,10 @@ def commands_of(page: Path) -> list[str]:
     """Commands in a line of text or of a code block, without a comment; one with an ellipsis is an outline."""
     found = re.findall(r"(?:`|^ *)(python tools/(?:[^`\n\\]|\\\n)+)", page.read_text(), re.MULTILINE)
     commands = [each.replace("\\\n", " ").partition(" #")[0].strip() for each in found]
-    # The two with few options have no parser of their own.
-    return [each for each in commands if "…" not in each and not re.search(r"tools/(demo|gpu_check)\.py", each)]
+    # The three with few options have no parser of their own.
+    return [
+        each for each in commands if "…" not in each and not re.search(r"tools/(adapter_cost|demo|gpu_check)\.py", each)
+    ]
 
 
 FOLDERS = (ROOT / "docs", ROOT / "reports")
