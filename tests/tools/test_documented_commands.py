@@ -15,6 +15,7 @@ import pytest
 import ship
 import toy
 import tyro
+from experiments.audit.runner import AuditOptions
 from experiments.compare.options import parse_compare
 from experiments.harness.options import parse_command
 from experiments.meta_training import options as meta_training
@@ -38,7 +39,7 @@ def by_fields(options: type) -> Any:
     return lambda arguments: tyro.cli(options, args=arguments)
 
 
-FIELDS = {"tables": TablesOptions, "ship": ship.Options}
+FIELDS = {"audit": AuditOptions, "tables": TablesOptions, "ship": ship.Options}
 PARSERS = {
     "compare": parse_compare,
     "multi_task": multi_task.parse,
