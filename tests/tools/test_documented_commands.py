@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import benchmark
+import decisions
 import function_space
 import newcomer
 import pytest
@@ -45,6 +46,7 @@ PARSERS = {
     "multi_task": multi_task.parse,
     "newcomer": newcomer.parse,
     "function_space": lambda arguments: parse_command(function_space.COMMANDS, arguments, None),
+    "decisions": lambda arguments: parse_command(decisions.COMMANDS, arguments, None),
     "toy": lambda arguments: parse_command(toy.COMMANDS, arguments, None),
     **{name: by_fields(options) for name, options in FIELDS.items()},
     "benchmark": lambda arguments: parse_command(benchmark.COMMANDS, arguments, None),
