@@ -10,7 +10,7 @@ from learned_samplers.base import validation
 #: Keys that torch, its schedulers and common training code write into groups beside the hyperparameters.
 _BOOKKEEPING = frozenset(
     {
-        *("params", "param_names", "step", "name", "group_name", "prior_is_drawn_by"),
+        *("params", "param_names", "step", "name", "group_name", "prior_is_drawn_by", "prior_precision_by_input"),
         *("initial_lr", "max_lr", "min_lr", "lr_scale", "peak_lr", "sampling_temperature"),
     }
 )

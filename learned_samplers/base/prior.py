@@ -10,11 +10,15 @@ import fnmatch
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from learned_samplers.base import prior_mean, validation
 from learned_samplers.base.guards.side_by_side import is_stacked
 from learned_samplers.base.protocol import Chain
+
+#: Key of a group whose weight has a precision for each input: what it has above ``prior_precision``, a list of numbers.
+BY_INPUT = "prior_precision_by_input"
 
 #: Key under which a new parameter group brings the prior that draws its precision; the sampler keeps it elsewhere.
 DRAWN_BY = "prior_is_drawn_by"
@@ -29,6 +33,8 @@ class Prior:
 
     #: Steps between two draws of λ; 0 where it is never drawn.
     every: int = 0
+    #: Whether it has a precision for each input of a weight.
+    by_input: bool = False
 
     def precision(self, name: str | None, p: Tensor) -> float:
         """λ of a parameter when the chain begins.
@@ -193,10 +199,38 @@ def _parts(
     return list(parts.values())
 
 
+def pulled_by_input(sampler: Chain, group: Mapping[str, Any], p: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient of the mean loss with the pull of a prior by input, beside that of ``prior_precision``."""
+    if BY_INPUT not in group or p.dim() < 2:
+        return gradient
+    if sampler.mesh is not None:
+        raise ValueError("prior_precision must not be a prior by input where parameters are sharded")
+    (centred,) = prior_mean.centred(dict(group), [p])
+    return gradient + (_by_input(group, p) / float(group["num_data"])) * centred
+
+
+def _by_input(group: Mapping[str, Any], p: Tensor) -> Tensor:
+    """The precisions by input above ``prior_precision``, in a shape that broadcasts to the weight's."""
+    return torch.tensor(group[BY_INPUT], dtype=p.dtype, device=p.device).view(1, -1, *[1] * (p.dim() - 2))
+
+
+def check_by_input(group: Mapping[str, Any]) -> None:
+    """Raise ValueError unless a saved group's precisions by input are finite, at least 0, and one for each input."""
+    if BY_INPUT not in group:
+        return
+    values = group[BY_INPUT]
+    if not isinstance(values, list):
+        raise ValueError(f"{BY_INPUT} must be a list of numbers, got {values!r:.60}")
+    for value in values:
+        validation.non_negative(BY_INPUT, value)
+
+
 def check_taken(sampler: Chain, prior: Prior) -> None:
     """Raise ValueError where a sampler cannot have a prior with several precisions, or one that is drawn."""
     name = type(sampler).__name__
     if not sampler.takes_priors or sampler.declared["prior_precision"].shared:
         raise ValueError(f"prior_precision of {name} must be one number for all parameters, got {prior!r}")
+    if prior.by_input and (sampler.reads_loss or sampler.needs_closure):
+        raise ValueError(f"prior_precision of {name}, which reads energies, must not be by input, got {prior!r}")
     if prior.every and "temperature" not in sampler.hyperparameters:
         raise ValueError(f"prior_precision of {name} cannot be sampled, for its weights are no chain, got {prior!r}")

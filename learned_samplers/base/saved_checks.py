@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import prior_mean, sharding, validation
+from learned_samplers.base import prior, prior_mean, sharding, validation
 from learned_samplers.base.guards import precision
 from learned_samplers.base.protocol import Chain
 
@@ -27,6 +27,7 @@ def validate_groups(sampler: Chain, saved: dict[str, Any]) -> None:
         )
     _validate_shapes(sampler, saved["sampler"].get("shapes"))
     for number, (own_group, group) in enumerate(zip(own_groups, groups, strict=True)):
+        prior.check_by_input(group)
         means = f"state_dict's prior_mean of parameter group {number}"
         prior_mean.validate(sampler, means, group.get("prior_mean"), own_group["params"])
         names, own_names = group.get("param_names"), own_group.get("param_names")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import sharding, validation
+from learned_samplers.base import prior, sharding, validation
 from learned_samplers.base.guards import precision, side_by_side
 from learned_samplers.base.norms import joint_norms
 from learned_samplers.base.protocol import Chain
@@ -130,7 +130,7 @@ def _of_group(sampler: Chain, group: dict[str, Any], evaluation: Evaluation) -> 
         if p.dtype in precision.HALF:
             evaluation.half_precision |= group.get("master_weights") is not False
         inputs.params.append(p)
-        inputs.gradients.append(gradient)
+        inputs.gradients.append(prior.pulled_by_input(sampler, group, p, gradient))
     return inputs
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import prior_mean, sharding
+from learned_samplers.base import prior, prior_mean, sharding
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.protocol import Chain
 
@@ -19,9 +19,13 @@ def temperatures_of(sampler: Chain, group: dict[str, Any]) -> dict[str, float]:
     momenta = [sampler.state[p]["momentum"] for p in moved if "momentum" in sampler.state.get(p, {})]
     held = sum(r.numel() for r in momenta)  # one that has just joined has none yet
     kinetic = sum(sharding.total(_single(r).square()) for r in momenta) / held if held else float("nan")
-    num_data, prior = as_number(group["num_data"]), as_number(group["prior_precision"])
+    num_data, precision = as_number(group["num_data"]), as_number(group["prior_precision"])
     offsets = zip(moved, prior_mean.centred(group, moved), strict=True)
-    virial = sum(sharding.total(_single(x) * (num_data * _single(p.grad) + prior * _single(x))) for p, x in offsets)
+    slopes = [prior.pulled_by_input(sampler, group, p, _single(p.grad)) for p in moved]
+    virial = sum(
+        sharding.total(_single(x) * (num_data * slope + precision * _single(x)))
+        for slope, (_, x) in zip(slopes, offsets, strict=True)
+    )
     return {"kinetic": kinetic, "configurational": virial / size if size else float("nan")}
 
 

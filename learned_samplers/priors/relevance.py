@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from learned_samplers.base import validation
-from learned_samplers.base.prior import Prior
+from learned_samplers.base import prior_mean, validation
+from learned_samplers.base.operations import as_number
+from learned_samplers.base.prior import BY_INPUT, Prior
+from learned_samplers.base.protocol import Chain
 from learned_samplers.priors.gamma import precision_given
 
 
@@ -13,6 +17,9 @@ class Relevance(Prior):
     """A precision for each input of a first layer, sampled with the weights: inputs without use are switched off.
 
         BayesianMLPRegressor(prior_precision=Relevance())
+        SGHMC(model.named_parameters(), lr=0.05, num_data=N, prior_precision=Relevance())
+
+    The first layer is the first weight of two axes or more among a sampler's; its second axis counts inputs.
 
     The weights w_i of input i to all units of the first layer have the prior N(0, 1/λ_i) with λ_i ~ Gamma(shape, rate),
     which makes them a multivariate t; all other weights have N(0, 1/others). Every so many steps each λ_i is drawn from
@@ -40,12 +47,29 @@ class Relevance(Prior):
     for Neural Networks, 1996.
     """
 
+    by_input = True
+
     def __init__(self, shape: float = 0.5, rate: float = 0.5, others: float = 1.0, every: int = 20):
         for name, value in {"shape": shape, "rate": rate}.items():
             validation.positive(name, value)
         validation.non_negative("others", others)
         validation.integer("every", every)
         self.shape, self.rate, self.others, self.every = float(shape), float(rate), float(others), int(every)
+
+    def precision(self, name: str | None, p: Tensor) -> float:
+        return self.others
+
+    def draw(self, sampler: Chain, group: dict[str, Any]) -> None:
+        pairs = zip(sampler.param_groups, sampler.group_priors, strict=True)
+        weights = [p for other, prior in pairs if prior is self for p in other["params"] if p.dim() > 1]
+        temperature = as_number(sampler.hyper(group)["temperature"])
+        if not weights or weights[0] is not group["params"][0] or not weights[0].requires_grad or not temperature:
+            return
+        (weight,) = prior_mean.centred(group, weights[:1])
+        columns = weight.detach().double().transpose(0, 1).flatten(1)
+        drawn = precision_given(self, columns.shape[1], columns.square().sum(1), temperature, sampler.generator)
+        smallest = drawn.min().item()  # the samplers' own: it is what heats or floors them
+        group["prior_precision"], group[BY_INPUT] = smallest, (drawn - smallest).tolist()
 
     def of_inputs(self, weight: Tensor, temperature: float = 1.0, generator: object = None) -> Tensor:
         """Draw λ of each input, (..., inputs), given a layer's weights (..., units, inputs)."""
