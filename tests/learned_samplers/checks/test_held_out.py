@@ -179,7 +179,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("changed", "error", "message"), REFUSED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("changed", "error", "message"), REFUSED, ids=[message for _, _, message in REFUSED])
 def test_refused(changed, error, message):
     arguments = dict(
         model=nn.Linear(4, 3), loss=CROSS_ENTROPY, data=(torch.randn(20, 4), torch.arange(20) % 3), sampler=sghmc

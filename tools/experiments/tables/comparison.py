@@ -147,7 +147,7 @@ class Tables(Experiment):
         """Defaults of ours, so that a run is made again if they have changed."""
         classes = job.problem.split()[0] in CLASSIFICATIONS
         estimator = BayesianMLPClassifier() if classes else BayesianMLPRegressor()
-        return {"defaults": str(sorted(estimator.get_params().items())) if job.method == "ours" else ""}
+        return {"defaults": str(sorted(estimator.get_params().items())) if job.method.startswith("ours") else ""}
 
     def run(self, job: Job, store: RunStore) -> Run:
         rows = self.rows(job.problem)

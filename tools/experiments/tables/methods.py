@@ -48,19 +48,25 @@ def scaled(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean, np.where(scale > 1e-12 * (1 + np.abs(mean)), scale, 1.0)
 
 
-def ours(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Fitted:
+def ours(x: np.ndarray, y: np.ndarray, classes: int, seed: int, **changed: Any) -> Fitted:
     from learned_samplers.estimators import BayesianMLPClassifier, BayesianMLPRegressor
 
     if classes:
-        classifier = BayesianMLPClassifier(random_state=seed).fit(x, y)
+        classifier = BayesianMLPClassifier(random_state=seed, **changed).fit(x, y)
         return classifier.predict_proba, classifier.verdict_.text
-    model = BayesianMLPRegressor(random_state=seed).fit(x, y)
+    model = BayesianMLPRegressor(random_state=seed, **changed).fit(x, y)
 
     def predict(new: np.ndarray) -> Predicted:
         mean, _ = model.predict(new, return_std=True)
         return Predicted(mean, partial(model.log_density, new), partial(model.predict_interval, new, 0.9))
 
     return predict, model.verdict_.text
+
+
+def ours_with_relevance(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Fitted:
+    from learned_samplers.priors import Relevance
+
+    return ours(x, y, classes, seed, prior_precision=Relevance())
 
 
 #: Of the package's own benchmark (scikit-learn-contrib/bde, paper/scripts/airfoil).
@@ -185,7 +191,8 @@ def rival(method: Callable[..., rivals.Rival], x: np.ndarray, y: np.ndarray, cla
     return predict, ""
 
 
-METHODS: dict[str, Callable[..., Fitted]] = {"ours": ours, "bde": bde, "bde-benchmark": partial(bde, **BENCHMARK)}
+METHODS: dict[str, Callable[..., Fitted]] = {"ours": ours, "ours-relevance": ours_with_relevance}
+METHODS |= {"bde": bde, "bde-benchmark": partial(bde, **BENCHMARK)}
 METHODS |= {"ensemble": ensemble, "dropout": dropout, "gp": gp}
 METHODS |= {name: partial(rival, method) for name, method in rivals.RIVALS.items()}
 
