@@ -1,4 +1,6 @@
-"""Compiles the C++ of learned_samplers/learned/native for the wheel; everything else is in pyproject.toml.
+"""Compiles the C++ of learned_samplers/learned/native for the wheel, and makes README's links absolute.
+
+Everything else is in pyproject.toml.
 
 Without a compiler, or with LEARNED_SAMPLERS_NATIVE=0, the wheel is pure Python and holds the C++ as source, which
 is compiled at its first use where that can be done; until then L2E takes its steps in Python.
@@ -6,7 +8,9 @@ is compiled at its first use where that can be done; until then L2E takes its st
 
 import importlib.util
 import os
+import re
 import sys
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +23,20 @@ _FOLDER = Path("learned_samplers", "learned", "native")
 _spec = importlib.util.spec_from_file_location("native_build", Path(__file__).parent / _FOLDER / "build.py")
 native = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(native)
+
+
+def description() -> str:
+    """README whose relative links lead to this version in the source's repository, for an index page."""
+    root = Path(__file__).parent
+    source = tomllib.loads((root / "pyproject.toml").read_text())["project"]["urls"]["Source"]
+    version = re.search(r'^__version__ = "(.*)"', (root / "learned_samplers/__init__.py").read_text(), re.MULTILINE)[1]
+    commit = "HEAD" if "dev" in version else f"v{version}"
+
+    def absolute(link):
+        view = "raw" if link[1].endswith(".png") else "blob"
+        return f"]({source}/{view}/{commit}/{link[1]}"
+
+    return re.sub(r"\]\((?!https?:|#)([^)#]+)", absolute, (root / "README.md").read_text(encoding="utf-8"))
 
 
 def compiles() -> bool:
@@ -54,4 +72,9 @@ class Package(Distribution):
         return compiles()
 
 
-setup(distclass=Package, cmdclass={"build_py": BuildPackages, "bdist_wheel": BuildWheel})
+setup(
+    long_description=description(),
+    long_description_content_type="text/markdown",
+    distclass=Package,
+    cmdclass={"build_py": BuildPackages, "bdist_wheel": BuildWheel},
+)

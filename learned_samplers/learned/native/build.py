@@ -44,8 +44,11 @@ def is_x86() -> bool:
 
 
 def levels() -> tuple[str, ...]:
-    """The instruction sets to compile for on this kind of processor."""
-    return tuple(_X86_FLAGS) if is_x86() else ("DEFAULT",)
+    """The instruction sets to compile for on this kind of processor.
+
+    The base alone on Windows, where GCC keeps AVX registers on a stack that is not aligned for them (its bug 54412).
+    """
+    return tuple(_X86_FLAGS) if is_x86() and sys.platform != "win32" else ("DEFAULT",)
 
 
 def library_name(level: str) -> str:
@@ -92,4 +95,5 @@ def compile_library(level: str, folder: Path) -> Path:
 
 def _command(program: str, level: str, target: Path) -> list[str]:
     special = _X86_FLAGS[level] if is_x86() else ()
-    return [program, *_FLAGS, *special, *_SOURCES, "-o", str(target)]
+    static = ("-static",) if sys.platform == "win32" else ()  # Windows does not bring the compiler's libraries
+    return [program, *_FLAGS, *static, *special, *_SOURCES, "-o", str(target)]
