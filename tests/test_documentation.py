@@ -94,6 +94,20 @@ def test_the_notebook_runs_as_it_stands(monkeypatch):
     assert (names["strange"].epistemic > names["limit"]).float().mean() > 0.6
 
 
+def test_a_tutorial_runs_as_a_notebook(tmp_path, monkeypatch):
+    """Run its cells but the installation: they make the picture that a text cell shows; no link is relative."""
+    cells = tutorials.notebook(tutorials.FOLDER / "uncertainty.md")["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert "%pip" in code.pop(0)
+    monkeypatch.chdir(tmp_path)
+    with matplotlib.rc_context():
+        exec("\n".join(code), {"__name__": "__main__"})
+    text = "".join(line for cell in cells if cell["cell_type"] == "markdown" for line in cell["source"])
+    targets = re.findall(r"\]\((?!https?:|#)([^)]+)\)", text)
+    assert targets == ["uncertainty.png"]
+    assert (tmp_path / "uncertainty.png").exists()
+
+
 def test_the_outputs_of_tutorials_are_compared_in_words():
     same = tutorials.without_digits("ECE 0.12 at 1e-3,  R -2.5")
     assert same == tutorials.without_digits("ECE 0.3 at 2, R 7")

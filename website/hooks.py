@@ -14,7 +14,7 @@ from mkdocs.structure.files import File
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from learned_samplers.table import SAMPLERS
-from website import pages
+from website import pages, tutorials
 
 # mkdocs counts the warnings of its own loggers, and --strict ends on them.
 log = logging.getLogger("mkdocs.hooks")
@@ -90,6 +90,11 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
     for address in _FETCHED.findall(output):
         log.warning("%s fetches %s", page.file.src_uri, address)
     return output
+
+
+def on_post_build(config: Any) -> None:
+    """Write the tutorials as notebooks beside their pages."""
+    tutorials.write_notebooks(Path(config.site_dir) / "tutorials")
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import types
+import zlib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from experiments.toys.bias import CURVES
 import learned_samplers
 import pretrained
 from learned_samplers.table import SAMPLERS, Entry
-from website import pages
+from website import pages, tutorials
 from website.citation import citation
 from website.hooks import leftovers
 
@@ -179,7 +180,7 @@ def copy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     for name in ("docs", "reports", "website", "learned_samplers", "meta_tasks", "pretrained"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("mkdocs.yml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff"):
+    for name in ("mkdocs.yml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
     return folder
 
@@ -198,6 +199,10 @@ def test_the_site_builds_strictly_and_a_planted_fault_stops_it(copy):
     assert '<a href="../samplers/SGHMC.html"><code>SGHMC</code></a>' in page  # names are links
     sghmc = (copy / "build/site/samplers/SGHMC.html").read_text()
     assert "1 is the Bayes posterior" in sghmc  # the arguments that the class declares
+    names = zlib.decompress((copy / "build/site/objects.inv").read_bytes().split(b"zlib.\n")[1]).decode()
+    assert "learned_samplers.classical.sghmc.SGHMC py:class 1 samplers/SGHMC.html#" in names  # others' sites link to it
+    notebooks = {path.stem for path in (copy / "build/site/tutorials").glob("*.ipynb")}
+    assert notebooks == {"first_posterior", *(page.stem for page in tutorials.pages())}
     index = json.loads((copy / "build/site/search/search_index.json").read_text())
     locations = {document["location"].partition("#")[0] for document in index["docs"]}
     assert "start.html" in locations
