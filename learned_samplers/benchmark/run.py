@@ -77,7 +77,7 @@ def run(sampler: Callable[..., Any], target: Target, lr: float, gradients: int, 
             if due and getattr(optimizer, "is_sampling", True):
                 kept.append(_quantities(target, params, draw))
                 states.append([p.detach().clone() for p in params])
-    except FloatingPointError as error:
+    except (FloatingPointError, ValueError) as error:  # not finite, or refused: MCLMC where lr is far too large
         return {"lr": lr, "diverged": str(error)[:100]}
     seconds, draws = time.process_time() - begun, np.array(kept)
     if len(kept) < 20:

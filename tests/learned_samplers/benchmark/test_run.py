@@ -64,6 +64,17 @@ def test_a_diverged_rate_is_no_answer_and_the_best_one_wins():
     assert "diverged" in run(SGLD, TARGETS["regression"](), 5.0, 1000)
 
 
+def test_a_rate_that_a_sampler_refuses_says_why():
+    class Refusing(torch.optim.SGD):
+        def step(self, closure):
+            raise ValueError("lr is far too large")
+
+    def refusing(params, num_data, **settings):
+        return Refusing(params, settings["lr"])
+
+    assert run(refusing, TARGETS["regression"](), 1.0, 1000)["diverged"] == "lr is far too large"
+
+
 def test_rates_begin_at_a_default():
     assert rates(SGHMC) == rates(named("SGHMC")) == module.RATES
     assert rates(named("WhitenedSGHMC")) == pytest.approx((0.0005 / 3, 0.0005, 0.0015))
