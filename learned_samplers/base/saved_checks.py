@@ -18,6 +18,8 @@ def validate_groups(sampler: Chain, saved: dict[str, Any]) -> None:
     own_groups, groups = sampler.param_groups, saved.get("param_groups")
     if not isinstance(groups, list) or not all(isinstance(g, dict) and "params" in g for g in groups):
         raise ValueError("state_dict must hold a list of param_groups")
+    if not all(isinstance(g["params"], list) and all(isinstance(i, int) for i in g["params"]) for g in groups):
+        raise ValueError("state_dict must hold a list of integers as the params of each of its param_groups")
     indices = [i for group in groups for i in group["params"]]
     counts = [len(group["params"]) for group in own_groups]
     if [len(group["params"]) for group in groups] != counts:
@@ -68,6 +70,11 @@ def validate_tensors(sampler: Chain, saved: dict[str, Any]) -> None:
     entries, waiting = saved.get("state"), saved["sampler"].get("without_state", [])
     if not isinstance(entries, dict):
         raise ValueError("state_dict must hold a dict of states")
+    numbers = {index for group in groups for index in group["params"]}
+    for index, entry in entries.items():
+        if not isinstance(entry, dict) or index not in numbers:
+            got = f"{type(entry).__name__} as the state of parameter {index!r}"
+            raise ValueError(f"state_dict must hold a dict for each of this sampler's parameters, got {got}")
     for own_group, group in zip(sampler.param_groups, groups, strict=True):
         for i, (p, index) in enumerate(zip(own_group["params"], group["params"], strict=True)):
             entry, expected = entries.get(index, {}), set(sampler.saved_names({**own_group, **group}, p))

@@ -213,8 +213,9 @@ class ResumableOptimizer(NoisyOptimizer):
         ours = type(self).__name__
         header = saved.get("sampler") if isinstance(saved, dict) else None
         name = header.get("name") if isinstance(header, dict) else None
-        if name != ours:
-            message = f"state_dict is of {name or 'another optimizer'}, this sampler is {ours}"
+        if not isinstance(name, str) or name != ours:
+            theirs = name if isinstance(name, str) else "another optimizer"
+            message = f"state_dict is of {theirs}, this sampler is {ours}"
             if self.mesh is not None and header is None:
                 message += (
                     ". The helpers of torch.distributed.checkpoint.state_dict drop the noise: save the sampler itself, "

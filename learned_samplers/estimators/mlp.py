@@ -31,7 +31,7 @@ from learned_samplers.priors import Relevance
 
 #: Smallest standard deviation of the noise, in standard deviations of the targets.
 FLOOR = 0.001
-#: Settings for searches over hyperparameters, `BayesianMLPRegressor(**SEARCH)`: a sixth of the time, without warnings.
+#: Settings for searches over hyperparameters, `BayesianMLPRegressor(**SEARCH)`: a quarter of the time, no warnings.
 SEARCH = {"n_chains": 4, "n_samples": 20, "n_steps": 300, "tuning_steps": 200, "warmup_steps": 1500}
 SEARCH |= {"warn_unsettled": False}
 
@@ -50,7 +50,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         low, high = model.predict_interval(X_test, 0.9)
 
     A scikit-learn pipeline passes keywords of ``predict`` on: ``pipe.predict(X_test, quantiles=(0.05, 0.95))``. For a
-    search over hyperparameters `SEARCH` holds settings that take a sixth of the time:
+    search over hyperparameters `SEARCH` holds settings that take a quarter of the time:
     ``GridSearchCV(BayesianMLPRegressor(**SEARCH), {"prior_precision": [0.3, 1, 3]})``.
 
     Args:
@@ -77,7 +77,8 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         validation_fraction: of the rows, that stop the warm-up; the sampler has them too.
         calibration_fraction: of the rows, that are left out of the fit for ``predict_interval(conformal=True)``.
         warm_start: go on from the chains of the fit before, with its scales and without a warm-up, as for more rows or
-            more steps. Ctrl-C while sampling then keeps the samples so far, from which the next fit goes on.
+            more steps. Ctrl-C while sampling then keeps the samples so far, from which the next fit goes on; before the
+            first sample (in the warm-up, or while the step size is found) this fit is lost, and the one before stays.
         n_jobs: threads of torch, None or -1 for as many as it has.
         verbose: print a line about the fit every two seconds, with the seconds that are left.
         warn_unsettled: warn where the predictions have not settled.

@@ -250,6 +250,7 @@ class SampleCollection(Predictive):
         others = {name: list(buffer.shape) for name, buffer in buffers_of(model).items()}
         first_names = _first_names(model)
         model_names = {*shapes, *others, *first_names}
+        tensors = {**parameters_of(model), **buffers_of(model)}
         samples = [with_plain_names(sample, model_names) for sample in samples]
         statistics = normalisation_buffers(model)
         store = MemoryStore()
@@ -261,6 +262,8 @@ class SampleCollection(Predictive):
                         f"samples[{k}][{name!r}] must be a tensor, got {type(value).__name__}: leave out what is "
                         "neither a parameter nor a buffer of the network"
                     )
+                if value.is_complex() and name in tensors and not tensors[name].is_complex():
+                    raise TypeError(f"samples[{k}][{name!r}] must be real, as the model's is, got {value.dtype}")
             for name, owner in first_names.items():
                 if name in sample and owner in sample and not same_values(sample[name], sample[owner].to(sample[name])):
                     raise ValueError(

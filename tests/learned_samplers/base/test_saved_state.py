@@ -301,6 +301,31 @@ def test_what_a_state_says_of_its_sampler_is_checked_before_anything_changes(nam
     assert unchanged()
 
 
+DAMAGE = [
+    (("state", 0), None, "got NoneType as the state of parameter 0"),
+    (("state", 0), [], "got list as the state of parameter 0"),
+    (("state", 0), torch.zeros(3), "got Tensor as the state of parameter 0"),
+    (("state", 99), {}, "got dict as the state of parameter 99"),
+    (("param_groups", 0, "params"), 1, "list of integers as the params"),
+    (("param_groups", 0, "params"), [[]], "list of integers as the params"),
+    (("sampler", "name"), torch.zeros(3), "of another optimizer"),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "named"), DAMAGE)
+@pytest.mark.parametrize("name", ["SGLD", "SGHMC", "MCLMC", "HMC"])
+def test_a_damaged_layout_is_refused_by_name_and_changes_nothing(name, place, value, named):
+    _, sampler, unchanged = running(name)
+    state = copy.deepcopy(sampler.state_dict())
+    part = state
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    with pytest.raises(ValueError, match=named):
+        sampler.load_state_dict(state)
+    assert unchanged()
+
+
 def saved_to_a_file(sampler):
     """A state as it comes back from torch.save."""
     file = io.BytesIO()

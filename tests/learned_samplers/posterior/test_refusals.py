@@ -205,6 +205,7 @@ def of(model):
         (lambda: SampleCollection.load("samples", type(network())), TypeError, "model.*class Sequential"),
         (lambda: given(1, **{"0.weight": torch.zeros(2)}), ValueError, r"samples\[1\]: '0\.weight'.*\[2\].*\[8, 4\]"),
         (lambda: given(1, **{"0.bias": torch.full((8,), float("nan"))}), ValueError, r"samples\[1\]: '0\.bias'"),
+        (lambda: given(1, **{"0.bias": torch.zeros(8, dtype=torch.complex64)}), TypeError, r"\['0\.bias'\].*complex64"),
         (lambda: SampleCollection.from_samples(normed(), [dict(normed().named_parameters())]), ValueError, "1.running"),
         (lambda: of(ExtraState(4, 3)), TypeError, r"samples\[0\]\['_extra_state'\] .*dict"),
         (lambda: draws(nn.Linear(4, 3), float("inf")), ValueError, r"samples\[0\]: 'weight'"),
