@@ -1,7 +1,6 @@
 """Measure the laws of other packages' samplers, and of ours, on one Gaussian: reports/audit.md and audit.json.
 
-    python tools/audit.py                                 # some 15 minutes of two cores, and the installing before
-    python tools/audit.py --packages ours blackjax        # these again; the others keep their rows
+    python tools/audit.py          # 2 to 3 minutes of two cores, with the installing where downloads are cached
 
 Each package is installed at its newest version in an environment of its own under --cache.
 """

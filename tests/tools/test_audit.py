@@ -8,7 +8,7 @@ import torch
 from experiments.audit import measure
 from experiments.audit.chains import TorchChain
 from experiments.audit.report import report
-from experiments.audit.runner import AuditOptions
+from experiments.audit.subjects import SUBJECTS
 
 N = 1000
 
@@ -55,7 +55,7 @@ def test_the_temperature_of_the_noise_is_found_exactly_and_by_simulation(noise):
 
 
 def test_a_step_that_is_too_long_diverges():
-    assert measure.law(begin()(measure.start(N), N), 1.5, N, 20.0)["diverged"]
+    assert measure.law(begin()(measure.start(N), N), 1.5, N, 20.0)["temperature"] is None
 
 
 def test_exact_draws_have_temperature_one():
@@ -88,20 +88,28 @@ def forgetful(begun, n):
     return TorchChain(lambda params, n: Forgetful(params), begun, n)
 
 
-def test_the_report_lists_failures_of_ours_first():
-    law = {"temperature": [1.0, 1.3], "diverged": False, "settled": True}
-    row = {"sampler": "SGLD", "lr": [0.1, 0.1], "laws": [law, law], "resumes": True, "seconds": 60, "example": "README"}
-    results = {
-        "ours": {"versions": {}, "rows": [{**row, "posterior": ""}]},
-        "blackjax": {"versions": {"blackjax": "1.0"}, "rows": [{**row, "posterior": "as it is"}]},
+def test_the_report_lists_failures_of_ours_first_and_says_what_has_not_settled():
+    exact, moving = {"temperature": [1.0, 1.3], "exact": True}, {"temperature": [1.0, 1.3], "settled": False}
+    row = {"sampler": "SGLD", "lr": [0.1, 0.1], "laws": [exact, moving], "resumes": True, "seconds": 60}
+    row |= {"example": "README", "posterior": "as it is", "schedule": 1.5}
+    diverged = {**row, "laws": [{"temperature": None, "settled": False}] * 2}
+    packages = {
+        "ours": {"versions": {}, "rows": [row]},
+        "blackjax": {"versions": {"blackjax": "1.0"}, "rows": [row, diverged]},
         "numpyro": {"failed": "no such package"},
     }
-    text = report(results, "python tools/audit.py")
-    assert text.index("- `SGLD`: temperature 1 / 1.3 at N = 1,000") < text.index("| blackjax SGLD")
+    text = report({"command": "python tools/audit.py", "minutes": 7.0, "packages": packages})
+    failure = "- `SGLD`: temperature 1 / 1.3 at N = 1,000; temperature 1 / 1.3 at N = 50,000; 1.50 under a schedule."
+    assert text.index(failure) < text.index("| blackjax SGLD")
+    cells = [[cell.strip() for cell in line.split("|")[2:7]] for line in text.splitlines() if "| blackjax SGLD" in line]
+    assert cells == [["0.1", "1 / 1.3", "1 / 1.3", "exact / no", "1.50"], ["0.1", "diverges", "diverges", "–", "1.50"]]
     assert "**blackjax 1.0, SGLD** (README): as it is." in text
-    assert "- numpyro was not measured: no such package" in text
+    assert "- numpyro was not measured: no such package." in text
 
 
-def test_an_unknown_package_is_refused():
-    with pytest.raises(ValueError, match="got 'jaxx'"):
-        AuditOptions(packages=("jaxx",))
+def test_steps_of_the_sum_keep_their_stiffness_at_every_n():
+    sgld, *_ = SUBJECTS["blackjax"]
+    assert [n * sgld.rate(n) for n in (1000, 60_000)] == pytest.approx([2.7, 2.7])
+    psgld = SUBJECTS["sgmcmcjax"][1]
+    assert psgld.rate(60_000) == pytest.approx(1e-3)
+    assert psgld.rate(15_000) == pytest.approx(2e-3)

@@ -5,96 +5,78 @@ The last line of the output is JSON: versions, and a row for each sampler.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import math
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from experiments.audit import measure
-from experiments.audit.subjects import Subject, of_package
+from experiments.audit.subjects import SUBJECTS, Subject, ours
 
 SIZES = (1000, 50_000)
-_WEIGHT_DECAY = 0.5
-_BURN_IN = 40
-
-
-def attempt(question: Callable[[], Any]) -> Any:
-    """The answer, or the error in words: one question that fails leaves the others their answers."""
-    try:
-        return question()
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+_WEIGHT_DECAY, _BURN_IN = 0.5, 40
 
 
 def measured(subject: Subject, seconds: float) -> dict[str, Any]:
     """All answers of a sampler."""
-    begun, n = time.process_time(), SIZES[0]
-    row: dict[str, Any] = {"package": subject.package, "sampler": subject.name, "example": subject.source}
-    row |= {"posterior": subject.posterior, "lr": [subject.lr(size) for size in SIZES]}
-    row["laws"] = [attempt(partial(_law, subject, size, seconds)) for size in SIZES]
-    lr, heats = subject.lr(n), row["laws"][0].get("temperature")
+    begun, n, lr = time.process_time(), SIZES[0], subject.rate(SIZES[0])
+    row: dict[str, Any] = {"sampler": subject.name, "example": subject.example, "posterior": subject.posterior}
+    row |= {"lr": [subject.rate(size) for size in SIZES], "laws": [_law(subject, size, seconds) for size in SIZES]}
+    heats = row["laws"][0]["temperature"]
     if heats and subject.schedule:
-        relaxation = row["laws"][0].get("steps", 4000) // 8
-        row["schedule"] = attempt(
-            lambda: measure.scheduled(subject.begin, lr, n, max(heats[0], 1e-12), relaxation, seconds / 2)
-        )
+        length = max(200, min(1000, row["laws"][0].get("steps", 4000) // 8))
+        row["schedule"] = measure.scheduled(subject.begin, lr, n, max(heats[0], 1e-12), length, seconds / 2)
+    short = {subject.burn_in: _BURN_IN} if subject.burn_in else {}
     if subject.saves:
-        settings = {subject.burn_in: _BURN_IN} if subject.burn_in else {}
-        row["resumes"] = attempt(lambda: measure.resumed(lambda x, n: subject.begin(x, n, **settings), lr, n))
+        row["resumes"] = measure.resumed(partial(subject.begin, **short), lr, n)
     if subject.burn_in:
-        row["burn_in"] = [attempt(partial(_burn_in, subject, n, tensors)) for tensors in (1, 4)]
+        chains = [subject.begin(measure.start(n), n, tensors=tensors, **short) for tensors in (1, 4)]
+        row["burn_in"] = [chain.adapts_until(3 * _BURN_IN) for chain in chains]
     if subject.decay and heats:
-        row["weight_decay"] = attempt(lambda: _decay(subject, n, heats[0], seconds / 2))
+        row["weight_decay"] = _decay(subject, n, heats[0], seconds / 2)
     return {**row, "seconds": round(time.process_time() - begun, 1)}
 
 
-def _burn_in(subject: Subject, n: float, tensors: int) -> int:
-    chain = subject.begin(measure.start(n), n, tensors=tensors, **{subject.burn_in: _BURN_IN})
-    return chain.adapts_until(3 * _BURN_IN)
+def _exact(subject: Subject, n: float, decay: float = 0.0) -> list[float] | None:
+    make = subject.make
+    return make and measure.exact_law(lambda params, **settings: make(params, n, **settings), subject.rate(n), decay)
 
 
 def _law(subject: Subject, n: float, seconds: float) -> dict[str, Any]:
-    lr, make = subject.lr(n), subject.make
-    squares = measure.exact_law(lambda params, **settings: make(params, n, **settings), lr) if make else None
-    if squares is None:
-        chain = subject.begin(measure.start(n), n)
-        for _ in range(subject.skip):
-            chain.step(lr)
-        return measure.law(chain, lr, n, seconds)
-    heats = [n * k * square for k, square in zip((measure.SOFT, measure.STIFF), squares, strict=True)]
-    stable = all(math.isfinite(heat) for heat in heats)
-    return {"temperature": heats if stable else None, "diverged": not stable, "exact": True, "settled": True}
+    if squares := _exact(subject, n):
+        heats = [n * k * square for k, square in zip((measure.SOFT, measure.STIFF), squares, strict=True)]
+        return {"temperature": heats if all(map(math.isfinite, heats)) else None, "exact": True}
+    chain = subject.begin(measure.start(n), n)
+    for _ in range(subject.skip):
+        chain.step(subject.rate(n))
+    law = measure.law(chain, subject.rate(n), n, seconds)
+    return {**law, "settled": law.get("settled", False) and law["steps"] >= subject.least}
 
 
 def _decay(subject: Subject, n: float, heat: float, seconds: float) -> dict[str, Any]:
     """Prior precision that a weight decay w stands for, over N·w, at the sampler's temperature."""
-    chain = subject.begin(measure.start(n, heat), n, decay=_WEIGHT_DECAY)
-    lr, make = subject.lr(n), subject.make
-    squares = make and measure.exact_law(lambda params, **settings: make(params, n, **settings), lr, _WEIGHT_DECAY)
-    if squares:
+    chain, lr = subject.begin(measure.start(n, heat), n, decay=_WEIGHT_DECAY), subject.rate(n)
+    if squares := _exact(subject, n, _WEIGHT_DECAY):
         chain.step(lr)
-        result: dict[str, Any] = {"temperature": [n * _WEIGHT_DECAY * square for square in squares], "settled": True}
+        reached: Any = n * _WEIGHT_DECAY * squares[0]
     else:
-        result = measure.law(chain, lr, n * _WEIGHT_DECAY, seconds, flat=True)
-    ratio = heat / result["temperature"][0] if result["temperature"] else None
-    return {"ratio": ratio, "settled": result["settled"], "touches_grad": chain.touches_gradients()}
+        heats = measure.law(chain, lr, n * _WEIGHT_DECAY, seconds, flat=True)["temperature"]
+        reached = heats and heats[0]
+    return {"ratio": heat / reached if reached else None, "touches_grad": chain.touches_gradients()}
 
 
 def main(package: str, seconds: float) -> None:
     """Print the rows of a package."""
-    names = {"ours": ["learned-samplers", "torch"], "source": ["torch"]}.get(package, [package])
     versions = {}
-    for name in (*names, "torch", "jax"):
-        try:
+    for name in ("torch", "jax", "learned-samplers" if package == "ours" else package):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    rows = [measured(subject, seconds) for subject in of_package(package)]
-    print(json.dumps({"versions": versions, "rows": rows}))
+    subjects = ours() if package == "ours" else SUBJECTS[package]
+    print(json.dumps({"versions": versions, "rows": [measured(subject, seconds) for subject in subjects]}))
 
 
 if __name__ == "__main__":

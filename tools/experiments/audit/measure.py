@@ -1,4 +1,4 @@
-"""Questions to a chain on a correlated Gaussian: temperature, bias, resuming, weight decay, a schedule, burn-in.
+"""Questions to a chain on a correlated Gaussian: temperature, resuming, a schedule.
 
 The mean loss is L(θ) = ½ θᵀPθ for pairs θ of correlation 0.8, with curvatures 2/9 along the soft axis, (1, 1)/√2, and 2
 along the stiff one, (1, −1)/√2. With N data the posterior is N(0, P⁻¹/N). Along an axis, *temperature* is the mean
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,27 +26,9 @@ _FIRST_WINDOW, _DIVERGED = 400, 1e6
 _EVERY = 4
 
 
-class Chain(Protocol):
-    """Chains side by side; ``step(lr)`` returns their positions, (chains, 2)."""
-
-    def step(self, lr: float) -> np.ndarray: ...
-
-    def save(self) -> Any:
-        """All that the package keeps of its state, as bytes."""
-
-    def load(self, saved: Any) -> None: ...
-
-    def reseed(self, seed: int) -> None:
-        """Set the random numbers that follow."""
-
-
-#: From the first positions, N, and keywords of the chain, such as ``decay``, to a chain.
-Begin = Callable[..., Chain]
-
-
-def start(n: float, temperature: float = 1.0, seed: int = 0) -> np.ndarray:
+def start(n: float, temperature: float = 1.0) -> np.ndarray:
     """Exact draws of the posterior, (chains, 2)."""
-    z = np.random.default_rng(seed).standard_normal((CHAINS, 2)) * math.sqrt(temperature / n)
+    z = np.random.default_rng(0).standard_normal((CHAINS, 2)) * math.sqrt(temperature / n)
     u, v = z[:, 0] / math.sqrt(SOFT), z[:, 1] / math.sqrt(STIFF)
     return np.stack([u + v, u - v], 1) / math.sqrt(2)
 
@@ -58,7 +40,7 @@ def axes(x: np.ndarray, n: float, flat: bool = False) -> np.ndarray:
     return math.sqrt(n) * np.stack([u, v] if flat else [u * math.sqrt(SOFT), v * math.sqrt(STIFF)])
 
 
-def law(chain: Chain, lr: float, n: float, seconds: float, flat: bool = False) -> dict[str, Any]:
+def law(chain: Any, lr: float, n: float, seconds: float, flat: bool = False) -> dict[str, Any]:
     """Temperatures along the soft and the stiff axis, by windows of a run that double until two agree."""
     begun, window, steps, last = time.process_time(), _FIRST_WINDOW, 0, np.full(2, np.nan)
     with np.errstate(all="ignore"):
@@ -73,13 +55,12 @@ def law(chain: Chain, lr: float, n: float, seconds: float, flat: bool = False) -
             steps, means = steps + window + 1, total / math.ceil(window / _EVERY)
             heat, error = means.mean(1), means.std(1) / math.sqrt(means.shape[1])
             if not (heat < _DIVERGED).all():
-                return {"temperature": None, "diverged": True, "steps": steps}
+                return {"temperature": None, "steps": steps}
             memory = [abs(np.corrcoef(a, b)[0, 1]) for a, b in zip(first, now, strict=True)]
             same = np.abs(heat - last) <= _SAME * heat + 4 * error
             settled = bool(same.all() and max(memory) < _FORGOTTEN)
             if settled or time.process_time() - begun > seconds:
-                result = {"temperature": heat.tolist(), "error": error.tolist(), "steps": steps, "settled": settled}
-                return {**result, "diverged": False, "exact": False}
+                return {"temperature": heat.tolist(), "error": error.tolist(), "steps": steps, "settled": settled}
             window, last = 2 * window, heat
 
 
@@ -89,6 +70,8 @@ def exact_law(make: Callable[..., Any], lr: float, decay: float = 0.0) -> list[f
     They are of the step itself, run on basis vectors (`learned_samplers.checks.linear`); with ``decay``, that of a loss
     of zero.
     """
+    import torch
+
     from learned_samplers.checks.linear import read_linear_step
 
     def factory(params: Any) -> Any:
@@ -97,27 +80,16 @@ def exact_law(make: Callable[..., Any], lr: float, decay: float = 0.0) -> list[f
             group["lr"] = lr
         return optimizer
 
-    if hasattr(factory([_one()]), "sampled_params"):
+    if hasattr(factory([torch.zeros(1, requires_grad=True)]), "sampled_params"):
         return None
-    squares = []
-    for curvature in (0.0, 0.0) if decay else (SOFT, STIFF):
-        try:
-            step = read_linear_step(factory, curvature)
-        except (RuntimeError, ValueError):  # of a step that cannot begin at zero, or draws in another way
-            return None
-        if step is None:
-            return None
-        squares.append(float(step.stationary_covariance(None)[0, 0]))
-    return squares
+    try:
+        steps = [read_linear_step(factory, curvature) for curvature in ((0.0, 0.0) if decay else (SOFT, STIFF))]
+    except (RuntimeError, ValueError):  # of a step that cannot begin at zero, or draws in another way
+        return None
+    return None if None in steps else [float(step.stationary_covariance(None)[0, 0]) for step in steps if step]
 
 
-def _one() -> Any:
-    import torch
-
-    return torch.zeros(1, requires_grad=True)
-
-
-def resumed(begin: Begin, lr: float, n: float, steps: int = 30) -> bool:
+def resumed(begin: Callable[..., Any], lr: float, n: float, steps: int = 30) -> bool:
     """True if a chain that is saved and loaded mid-way goes on bit for bit."""
     ends = []
     for broken in (False, True):
@@ -134,18 +106,17 @@ def resumed(begin: Begin, lr: float, n: float, steps: int = 30) -> bool:
     return bool((ends[0] == ends[1]).all())
 
 
-def scheduled(begin: Begin, lr: float, n: float, heat: float, relaxation: int, seconds: float) -> float | None:
+def scheduled(begin: Callable[..., Any], lr: float, n: float, heat: float, length: int, seconds: float) -> float | None:
     """Temperature along the soft axis during three cosine cycles from lr to 0, from draws at ``heat``, over ``heat``.
 
     It is 1 where the noise follows the step size, and restarts do not disturb the chain.
     """
-    length = max(200, min(1000, relaxation))
-    chain, begun, total, count = begin(start(n, heat), n), time.process_time(), 0.0, 0
+    chain, begun, squares = begin(start(n, heat), n), time.process_time(), []
     for t in range(4 * length):
         now = axes(chain.step(lr * max(1e-3, 0.5 * (1 + math.cos(math.pi * (t % length) / length)))), n)
         if t >= length:
-            total, count = total + float(np.mean(now[0] ** 2)), count + 1
+            squares.append(np.mean(now[0] ** 2))
         if time.process_time() - begun > seconds:
             break
-    value = total / max(1, count) / heat
-    return value if count and math.isfinite(value) else None
+    value = float(np.mean(squares)) / heat if squares else math.nan
+    return value if math.isfinite(value) else None
