@@ -11,6 +11,7 @@ from learned_samplers.classical.entropy_mcmc import EntropyMCMC
 from learned_samplers.classical.hmc import HMC
 from learned_samplers.classical.mclmc import MCLMC
 from learned_samplers.classical.psgld import PSGLD
+from learned_samplers.classical.restarts import Restarts
 from learned_samplers.classical.sghmc import SGHMC
 from learned_samplers.classical.sgld import SGLD
 from learned_samplers.classical.sglrw import SGLRW
@@ -48,6 +49,7 @@ __all__ = [
     "KineticL2E",
     "MetaSGMCMC",
     "PosteriorSamples",
+    "Restarts",
     "SampleCollection",
     "Sampler",
     "WhitenedSGHMC",

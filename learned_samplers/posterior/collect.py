@@ -221,7 +221,8 @@ class PosteriorSamples(SampleCollection, HookedSteps):
             entries = [entry for entry in entries if entry.number % stride == 0]
         progress = replace(self._progress, candidates=number, stride=stride)
         added: dict[Entry, Tensors] = {}
-        entry = Entry(step, cycle, number, temperature=temperature_of(self._sampler))
+        chain = int(getattr(self._sampler, "chain", 0))
+        entry = Entry(step, cycle, number, chain, temperature_of(self._sampler))
         before = self._store.fixed, self._store.frozen
         self._follow_sampler(step, may_join=tensors is None)
         try:

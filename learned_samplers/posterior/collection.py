@@ -90,7 +90,7 @@ class SampleCollection(Predictive):
 
     @property
     def chains(self) -> list[int]:
-        """The number of each sample's chain, from 0; 0 throughout unless chains were merged."""
+        """The number of each sample's chain, from 0; of several only by `Restarts`, or where chains were merged."""
         return [entry.chain for entry in self._store.entries]
 
     def _position(self, index: int) -> int:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
+from learned_samplers.classical.restarts import Restarts
 from learned_samplers.posterior.settling import effective_size, rhat
 from learned_samplers.posterior.store import Entry
 
@@ -57,6 +58,7 @@ class Origin:
     @staticmethod
     def of(sampler: Optimizer, model: torch.nn.Module) -> Origin:
         """Return the origin of the samples that this sampler makes of this model."""
+        sampler = sampler.current if isinstance(sampler, Restarts) else sampler
         samples = isinstance(sampler, Sampler)
         precisions = [as_number(group.get("prior_precision", 0.0)) for group in sampler.param_groups]
         network_prior = getattr(model, "prior_precision", None)

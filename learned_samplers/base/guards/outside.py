@@ -128,7 +128,8 @@ def _outer_optimizer(sampler: Chain) -> Optimizer | None:
 
 def _wraps(caller: Optimizer, sampler: Chain) -> bool:
     """True if ``caller`` has the sampler as an attribute, no other optimizer, and is none of the harmless wrappers."""
-    harmless = type(caller).__module__.partition(".")[0] in _HARMLESS
+    # `Restarts` says so itself.
+    harmless = getattr(type(caller), "only_passes_on", False) or type(caller).__module__.partition(".")[0] in _HARMLESS
     values = list(vars(caller).values())
     if harmless or not any(value is sampler for value in values):
         return False
