@@ -183,7 +183,7 @@ class Restarts(torch.optim.Optimizer):
             raise RuntimeError("a step of Restarts cannot be compiled: compile the network")
         if self.chain + 1 < self.chains and self.step_count == self._begun + self.length:
             return self._restart(closure)
-        loss = self.current.step(closure)  # type: ignore[arg-type]
+        loss = self.current.step(closure)
         self.step_count += 1
         return loss
 

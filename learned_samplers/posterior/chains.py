@@ -54,7 +54,8 @@ class Chains(nn.Module):
     chain (the closure returns the K losses): `stacked` in the table of samplers. Each chain then moves as it would
     alone; only a step size that is found on the way (``adapt_steps``) is one for all. With ``separate`` a parameter is
     a tensor of one chain: that is for samplers that look at a matrix, or at the mean over a tensor. A sampler refuses
-    parameters in which it would mix the chains.
+    parameters in which it would mix the chains. `Restarts` runs chains one after the other: large networks, running
+    statistics, convolutions under samplers that look at matrices.
 
     **A step size, a mass and a prior for each chain.** The sampler moves φ and the networks have θ = s·φ, where s is 1
     until :meth:`precondition` sets it: in θ that is a learning rate lr·s² for each weight, a diagonal mass, or with one

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from learned_samplers.base import validation
 from learned_samplers.posterior.arviz_export import to_arviz
+from learned_samplers.posterior.by_chain import ByChain
 from learned_samplers.posterior.network import (
     buffers_of,
     parameters_of,
@@ -25,7 +26,6 @@ from learned_samplers.posterior.network import (
     with_plain_names,
 )
 from learned_samplers.posterior.normalisation import normalisation_buffers, validate_policy
-from learned_samplers.posterior.predict import Predictive
 from learned_samplers.posterior.saved_file import read_collection, save_collection, validate_network
 from learned_samplers.posterior.snapshots import Fingerprints, same_values, validate_device
 from learned_samplers.posterior.store import (
@@ -39,7 +39,7 @@ from learned_samplers.posterior.store import (
 from learned_samplers.posterior.tensor_files import Tensors, require_finite
 
 
-class SampleCollection(Predictive):
+class SampleCollection(ByChain):
     """K sets of weights θ_1 … θ_K of one network, and the predictions that average over them.
 
     `load` reads a file or a folder that `PosteriorSamples` wrote. `from_samples` takes any list of weights, such as the

@@ -42,7 +42,7 @@ class Entropies:
         for prediction in part:
             probabilities = prediction.double()
             self.total = self.total + probabilities
-            self.expected = self.expected + _entropy(probabilities, self.axis)
+            self.expected = self.expected + entropy(probabilities, self.axis)
         self.count += len(part)
 
     @property
@@ -53,13 +53,13 @@ class Entropies:
     def result(self) -> Uncertainty:
         """The decomposition over the samples so far."""
         mean, aleatoric = self.total / self.count, self.expected / self.count
-        total = _entropy(mean, self.axis)
+        total = entropy(mean, self.axis)
         # Rounding can leave a mutual information of zero at −1e-17.
         epistemic = (total - aleatoric).clamp_min(0)
         return Uncertainty(*(value.to(self.dtype) for value in (mean, total, aleatoric, epistemic)))
 
 
-def _entropy(probabilities: Tensor, axis: int | None) -> Tensor:
+def entropy(probabilities: Tensor, axis: int | None) -> Tensor:
     """Return the entropy in nats, over an axis of classes, or of each probability of two classes."""
     terms = -torch.xlogy(probabilities, probabilities)
     if axis is not None and probabilities.shape[axis] > 1:

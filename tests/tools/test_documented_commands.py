@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import benchmark
+import chains
 import decisions
 import function_space
 import newcomer
@@ -40,7 +41,7 @@ def by_fields(options: type) -> Any:
     return lambda arguments: tyro.cli(options, args=arguments)
 
 
-FIELDS = {"audit": AuditOptions, "tables": TablesOptions, "ship": ship.Options}
+FIELDS = {"audit": AuditOptions, "chains": chains.Budget, "tables": TablesOptions, "ship": ship.Options}
 PARSERS = {
     "compare": parse_compare,
     "multi_task": multi_task.parse,

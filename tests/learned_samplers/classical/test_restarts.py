@@ -39,10 +39,13 @@ def test_samples_know_their_chain_and_are_as_many_in_each():
     sampler = restarts(model)
     posterior = PosteriorSamples(model, sampler, thinning=sampler.thinning(9))
     train(model, sampler, 92)
-    assert sampler.length == 30 and posterior.chains == [k for k in range(3) for _ in range(len(posterior) // 3)]
-    assert len(posterior) >= 9 and [len(chain) for chain in posterior.split()] == [len(posterior) // 3] * 3
+    assert sampler.length == 30
+    assert posterior.chains == [k for k in range(3) for _ in range(len(posterior) // 3)]
+    assert len(posterior) >= 9
+    assert [len(chain) for chain in posterior.split()] == [len(posterior) // 3] * 3
     assert len({entry // 31 for entry in posterior.steps}) == 3
-    assert posterior._settings["origin"]["sampler"] == "AdaptedSGHMC" and posterior._settings["origin"]["samples"]
+    assert posterior._settings["origin"]["sampler"] == "AdaptedSGHMC"
+    assert posterior._settings["origin"]["samples"]
 
 
 @pytest.mark.parametrize("seed", [1, None])
@@ -63,8 +66,10 @@ def test_resumes_bit_for_bit_in_the_middle_of_the_second_chain(seed, warmup):
     again.load_state_dict(saved[1])
     collected.load_state_dict(saved[2])
     train(other, again, 47)
-    assert torch.equal(weights(model), weights(other)) and again.chain == 2
-    assert posterior.chains == collected.chains and posterior.steps == collected.steps
+    assert torch.equal(weights(model), weights(other))
+    assert again.chain == 2
+    assert posterior.chains == collected.chains
+    assert posterior.steps == collected.steps
     for first, second in zip(posterior, collected, strict=True):
         assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -104,9 +109,11 @@ def test_buffers_begin_afresh_and_frozen_layers_stay():
     frozen = model[0].weight.clone()
     sampler = restarts(model, chains=2, total_steps=61)
     train(model, sampler, 30)
-    assert model[1].num_batches_tracked == 30 and model[1].running_mean.any()
+    assert model[1].num_batches_tracked == 30
+    assert model[1].running_mean.any()
     train(model, sampler, 1)
-    assert model[1].num_batches_tracked == 0 and not model[1].running_mean.any()
+    assert model[1].num_batches_tracked == 0
+    assert not model[1].running_mean.any()
     assert torch.equal(model[0].weight, frozen)
 
 
@@ -115,7 +122,8 @@ def test_making_it_changes_nothing():
     before, noise, own = copy.deepcopy(model.state_dict()), torch.get_rng_state(), generator.get_state()
     Restarts(model, 2, AdaptedSGHMC, total_steps=61, num_data=20, generator=generator)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), noise) and torch.equal(generator.get_state(), own)
+    assert torch.equal(torch.get_rng_state(), noise)
+    assert torch.equal(generator.get_state(), own)
 
 
 def test_init_and_attention():
