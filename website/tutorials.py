@@ -1,7 +1,7 @@
 """Runs the tutorials: the Python blocks of a page in one namespace, from top to bottom, as a reader would.
 
     python -m website.tutorials              # all of them
-    python -m website.tutorials lora chains
+    python -m website.tutorials particles chains
 
 The output of a block goes into the ``Output`` block behind it, and its figures into docs/figures/tutorials/. The tests
 run the same pages, and compare all that is printed but for the digits.
