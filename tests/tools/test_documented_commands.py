@@ -17,6 +17,7 @@ import pytest
 import ship
 import toy
 import tyro
+from experiments.adapters.study import AdapterOptions
 from experiments.audit.runner import AuditOptions
 from experiments.compare.options import parse_compare
 from experiments.harness.options import parse_command
@@ -41,7 +42,13 @@ def by_fields(options: type) -> Any:
     return lambda arguments: tyro.cli(options, args=arguments)
 
 
-FIELDS = {"audit": AuditOptions, "chains": chains.Budget, "tables": TablesOptions, "ship": ship.Options}
+FIELDS = {
+    "adapters": AdapterOptions,
+    "audit": AuditOptions,
+    "chains": chains.Budget,
+    "tables": TablesOptions,
+    "ship": ship.Options,
+}
 PARSERS = {
     "compare": parse_compare,
     "multi_task": multi_task.parse,
