@@ -17,7 +17,7 @@ from learned_samplers.learned.native import build
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("learned_samplers", "meta_tasks", "pretrained")
 PLUGIN = "learned_samplers_pytest.py"
-DATA = {".py", ".typed", ".safetensors", ".json", ".png", ".cpp", ".h"}
+DATA = {".py", ".typed", ".safetensors", ".json", ".png", ".npz", ".cpp", ".h"}
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "pure"])

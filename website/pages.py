@@ -178,7 +178,7 @@ def reference_page(page: str) -> str:
         if page == "samplers":
             links = "\n".join(f"- [`{name}`](../samplers/{name}.md)" for name in SAMPLERS)
             parts.append(f"Each has a page of its own:\n\n{links}\n\nWhat they share:")
-            exported = ["Sampler", "CyclicalSchedule"]
+            exported = ["Sampler", "Restarts", "CyclicalSchedule"]
         else:
             parts.append(f"## {module_name}\n\n{docstring}" if len(modules) > 1 else f"`{module_name}`: {docstring}")
         for name in exported:

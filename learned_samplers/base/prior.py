@@ -200,7 +200,7 @@ def _parts(
 
 
 def pulled_by_input(sampler: Chain, group: Mapping[str, Any], p: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient of the mean loss with the pull of a prior by input, beside that of ``prior_precision``."""
+    """The gradient of the mean loss with the pull of a group's prior by input, beside that of ``prior_precision``."""
     if BY_INPUT not in group or p.dim() < 2:
         return gradient
     if sampler.mesh is not None:

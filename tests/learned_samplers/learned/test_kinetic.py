@@ -195,7 +195,7 @@ def stationary(lr, hessian, a=0.1, k=100.0, seed=0, noise=0.0, chains=2000, step
     generator = torch.Generator().manual_seed(1)
     theta = torch.randn(chains, generator=generator) / math.sqrt(k)
     r = torch.randn(chains, generator=generator) + kinetic_mean(theta, theta * (k / n), **common)
-    product = (lambda w: w * (k / n)) if hessian else None
+    product = (lambda w: w * (k / n)) if hessian else torch.zeros_like
     total = torch.zeros(2, dtype=torch.float64)
     for i in range(steps):
         slope = theta * (k / n) + math.sqrt(noise) / n * torch.randn(chains, generator=generator)

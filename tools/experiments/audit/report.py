@@ -99,6 +99,6 @@ def report(content: Mapping[str, Any]) -> str:
         f"took {content['minutes']:.0f} minutes of two cores, with the installing from cached downloads; the "
         f"measuring is {sum(r['seconds'] for _, r in rows) / 60:.0f} CPU-minutes. "
         f"{', '.join(f'{name} {v}' for name, v in sorted(versions.items()))}; sgmcmcjax needs jax below 0.4.30, and "
-        f"has it. Rows in [audit.json](audit.json).",
+        f"has it. Rows in `reports/audit.json`.",
     ]
     return "\n\n".join(parts) + "\n"
