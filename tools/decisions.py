@@ -9,15 +9,15 @@ command continues. The protocols are in experiments/decisions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from experiments.decisions.labelling import LabellingOptions, label
 from experiments.decisions.optimisation import OptimisationOptions, optimise
-from experiments.harness.options import Action, parse_command
+from experiments.harness.options import parse_command
 from experiments.harness.output import command_line, explained
 
-COMMANDS: dict[str, tuple[type, Action]] = {
+COMMANDS: dict[str, tuple[type, Callable[..., None]]] = {
     "optimise": (OptimisationOptions, optimise),
     "label": (LabellingOptions, label),
 }

@@ -19,8 +19,6 @@ _HEADER = "restarts"
 class Restarts(torch.optim.Optimizer):
     """Runs several chains one after the other in one training loop: each begins with fresh weights, and a new sampler.
 
-    ::
-
         sampler = Restarts(model, 5, AdaptedSGHMC, total_steps=n, num_data=N, warmup=L2E, temperature=0.1)
         posterior = PosteriorSamples(model, sampler, thinning=sampler.thinning(30))  # and train, n steps
 

@@ -79,8 +79,5 @@ class ReportChain(TrainerCallback):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             verdict = posterior.verdict(self.inputs, **self.options)
-        return {
-            "chain/rhat": verdict.within,
-            "chain/effective_samples": verdict.effective,
-            "chain/settled": float(verdict.settled),
-        }
+        scalars = {"chain/rhat": verdict.within, "chain/effective_samples": verdict.effective}
+        return scalars if verdict.settled is None else {**scalars, "chain/settled": float(verdict.settled)}
