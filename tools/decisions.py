@@ -10,6 +10,7 @@ command continues. The protocols are in experiments/decisions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from experiments.decisions.labelling import LabellingOptions, label
@@ -17,7 +18,7 @@ from experiments.decisions.optimisation import OptimisationOptions, optimise
 from experiments.harness.options import parse_command
 from experiments.harness.output import command_line, explained
 
-COMMANDS: dict[str, tuple[type, Callable[..., None]]] = {
+COMMANDS: dict[str, tuple[type, Callable[..., Any]]] = {
     "optimise": (OptimisationOptions, optimise),
     "label": (LabellingOptions, label),
 }
