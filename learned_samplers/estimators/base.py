@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from learned_samplers.base import validation
 from learned_samplers.base.configured import Precision
 from learned_samplers.base.prior import prior_of
+from learned_samplers.estimators.module import network_of_all
 from learned_samplers.estimators.networks import ACTIVATIONS, perceptron
 from learned_samplers.estimators.progress import Progress
 from learned_samplers.estimators.sampling import begin_with_means, equalise, flatten, put, sample, warm_up
@@ -252,6 +253,25 @@ class BayesianMLP(BaseEstimator):
             raise ValueError("X must be finite, and not too far from the rows of fit")
         with _THREADS.limited(self.n_jobs):
             return self._run(inputs).double()
+
+    def as_module(self) -> nn.Module:
+        """Return a `torch.nn.Module` of the fitted networks, all samples side by side, for `torch.export` and others.
+
+        It takes a tensor (rows, features) in the units of `fit` and gives, of a classifier, probabilities (samples,
+        rows, classes); of a regressor means and scales of the noise, (samples, rows) each, or (samples, rows, targets),
+        in the targets' units: the predictive distribution is their mixture in equal shares. Its tensors are constants::
+
+            rows = torch.zeros(2, model.n_features_in_, dtype=torch.float64)
+            exported = torch.export.export(model.as_module(), (rows,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+            torch.export.save(exported, "model.pt2")
+            means, scales = torch.export.load("model.pt2").module()(new_rows)
+        """
+        check_is_fitted(self, "posterior_")
+        return network_of_all(self._standardised, self.posterior_, self._head()).eval()
+
+    def _head(self) -> nn.Module:
+        """Module of the networks' outputs (samples, rows, outputs) to what `as_module` gives."""
+        raise NotImplementedError
 
     def _run(self, inputs: Tensor) -> Tensor:
         chunk = len(self.posterior_)

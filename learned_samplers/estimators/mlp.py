@@ -17,6 +17,7 @@ from learned_samplers.base import validation
 from learned_samplers.base.configured import Precision
 from learned_samplers.estimators import mixtures
 from learned_samplers.estimators.base import BayesianMLP
+from learned_samplers.estimators.module import Classes, Normals
 from learned_samplers.estimators.networks import SharedNoise
 from learned_samplers.estimators.tables import (
     as_before_on_error,
@@ -199,6 +200,9 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         """Means and scales of the noise, (..., row, target) each."""
         mean, raw = outputs.chunk(2, -1)
         return mean, nn.functional.softplus(raw) + self._floor.to(outputs.dtype)
+
+    def _head(self) -> nn.Module:
+        return Normals({"centre": self._y_mean, "unit": self._y_scale, "floor": self._floor}, self._one_target)
 
     def _nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return mixtures.energies(self._likelihood, *self._mean_and_scale(outputs), targets).sum(-1)
@@ -383,6 +387,9 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):
             self.classes_ = classes
             self._sample(x, torch.as_tensor(numbers), len(classes), weights=weights, continued=continued)
         return self
+
+    def _head(self) -> nn.Module:
+        return Classes()
 
     def _nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         logs = outputs.log_softmax(-1)

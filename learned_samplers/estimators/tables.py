@@ -76,14 +76,19 @@ class Standardised(NamedTuple):
 
     def of_tensor(self, x: Tensor) -> Tensor:
         """Inputs of a network as a tensor that gradients pass through, equal to those of the call."""
-        mean, scale = (torch.as_tensor(values).to(x) for values in (self.mean, self.scale))
-        standard = (x - mean) / scale
-        if self.basis is None:
-            return standard
-        inside = standard @ torch.as_tensor(self.basis).to(x)
-        square = standard.square().sum(1)
-        distance = (square - inside.square().sum(1)).clamp_min(torch.finfo(x.dtype).tiny).sqrt()
-        return torch.column_stack([inside, torch.where(distance > 1e-4 * square.sqrt(), distance, 0.0)])
+        basis = None if self.basis is None else torch.as_tensor(self.basis).to(x)
+        return inputs_of(x, torch.as_tensor(self.mean).to(x), torch.as_tensor(self.scale).to(x), basis)
+
+
+def inputs_of(x: Tensor, mean: Tensor, scale: Tensor, basis: Tensor | None = None) -> Tensor:
+    """Return the inputs of a network for rows, as `Standardised` of these does."""
+    standard = (x - mean) / scale
+    if basis is None:
+        return standard
+    inside = standard @ basis
+    square = standard.square().sum(1)
+    distance = (square - inside.square().sum(1)).clamp_min(torch.finfo(x.dtype).tiny).sqrt()
+    return torch.column_stack([inside, torch.where(distance > 1e-4 * square.sqrt(), distance, 0.0)])
 
 
 @contextmanager
