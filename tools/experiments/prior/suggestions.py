@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from experiments.harness import uci_data
 from experiments.harness.runs.networks import build_network
 from experiments.harness.runs.settings import Settings
-from learned_samplers import SGHMC
+from learned_samplers import SGHMC, Sampler
 from learned_samplers.checks import HeldOutReport, suggest_prior, suggest_temperature
 
 FACTORS, TEMPERATURES = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03), (1.0, 0.3, 0.1, 0.03, 0.01)
@@ -98,17 +98,18 @@ def densities(model: nn.Module, rows: tuple[Tensor, Tensor], loss: Callable[...,
     return -torch.vmap(lambda output, target: loss(output[None], target[None]))(outputs, rows[1])
 
 
-def run(task: Task, data: Problem, factor: float, temperature: float, seed: int) -> tuple[float, float]:
+def sghmc(parameters: Any, task: Task, data: Problem, **settings: Any) -> SGHMC:
+    """`SGHMC` at the task's rate."""
+    return SGHMC(parameters, task.lr, len(data.train[1]), **settings)
+
+
+def run(
+    task: Task, data: Problem, prior: Any, temperature: float, seed: int, make: Callable[..., Sampler] = sghmc
+) -> tuple[float, float]:
     """NLL of a whole run's average on the validation and on the test rows."""
     torch.manual_seed(seed)
     model, rows = data.network(), data.train
-    sampler = SGHMC(
-        model.parameters(),
-        task.lr,
-        len(rows[1]),
-        prior_precision=factor * task.prior_precision,
-        temperature=temperature,
-    )
+    sampler = make(model.named_parameters(), task, data, prior_precision=prior, temperature=temperature)
     kept: list[tuple[Tensor, Tensor]] = []
     every = task.steps // 2 // SAMPLES
     for step in range(1, task.steps + 1):
@@ -128,7 +129,7 @@ def path_of(task: Task, data: Problem, seed: int, suggest: Any, **values: Any) -
     torch.manual_seed(seed)
 
     def make(named: Any) -> SGHMC:
-        return SGHMC(named, task.lr, len(data.train[1]), prior_precision=task.prior_precision, temperature=PRESENT)
+        return sghmc(named, task, data, prior_precision=task.prior_precision, temperature=PRESENT)
 
     options = dict(held_out=data.validation, steps=task.steps, batch_size=task.batch_size, seed=seed)
     return suggest(data.network(), data.loss, data.train, make, **options, **values)
@@ -146,7 +147,7 @@ def compare(name: str, seed: int, root: str | None, out: Path) -> Iterator[dict[
             report = path_of(task, data, seed, suggest, **{key: values})
             seconds = time.process_time() - started
             pairs = [(value, PRESENT) if quantity == "prior" else (1.0, value) for value in values]
-            grid = [run(task, data, factor, temperature, seed) for factor, temperature in pairs]
+            grid = [run(task, data, factor * task.prior_precision, t, seed) for factor, t in pairs]
             of_grid = time.process_time() - started - seconds
             result = dict(values=values, grid=grid, suggested=report.suggested, decided=report.decided)
             result |= dict(present=report.present, settled=report.settled, seconds=seconds, grid_seconds=of_grid)

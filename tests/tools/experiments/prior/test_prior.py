@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from experiments.prior import headroom, suggestions
+from experiments.prior import cold, headroom, suggestions
 
 
 def losses(best, temperature=1.0):
@@ -61,3 +61,21 @@ def test_a_short_path_and_its_grid(tmp_path, monkeypatch):
     assert [one["quantity"] for one in results] == ["prior", "temperature"]
     assert all(len(one["grid"]) == len(one["values"]) for one in results)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.slow
+def test_each_temperature_has_the_prior_that_its_validation_rows_chose(tmp_path, monkeypatch):
+    short = suggestions.Task(dict(dataset="digits", model="mlp", hidden=(8,), validation=200), 0.1, 1.0, 150)
+    for name, value in dict(
+        TASKS={"digits, MLP": short}, SEEDS={"digits, MLP": 1}, FACTORS=(10.0, 1.0), TRAJECTORIES=120
+    ).items():
+        monkeypatch.setattr(cold, name, value)
+    lines = cold.table(None, tmp_path)
+    (file,) = tmp_path.iterdir()
+    result = json.loads(file.read_text())
+    assert len(result["runs"]) == 8
+    usual, _, best = ([float(cell) for cell in line.split("|")[3:5]] for line in lines[2:])
+    assert usual == pytest.approx([result["runs"][f"{t} 1.0 1.0"][1] for t in (1.0, 0.1)], abs=6e-4)
+    chosen = min(value for key, value in result["runs"].items() if key.startswith("1.0 "))
+    assert best[0] == pytest.approx(chosen[1], abs=6e-4)
+    assert 0 < result["hmc"] < 2.3
