@@ -38,7 +38,10 @@ REFERENCE: dict[str, tuple[str, tuple[str, ...]]] = {
     "estimators": ("Estimators for tables", ("learned_samplers.estimators",)),
     "particles": ("Particles", ("learned_samplers.particles",)),
     "approximations": ("Approximations", ("learned_samplers.approximations",)),
-    "weights": ("Weights and cards", ("pretrained", "learned_samplers.learned.weights")),
+    "weights": (
+        "Weights and cards",
+        ("pretrained", "learned_samplers.learned.hub", "learned_samplers.learned.weights"),
+    ),
 }
 _ROOMS = ("datasets", "networks", "tasks", "objectives", "inner_loop", "estimators", "training")
 REFERENCE |= {f"meta_tasks_{room}": (f"meta_tasks.{room}", (f"meta_tasks.{room}",)) for room in _ROOMS}

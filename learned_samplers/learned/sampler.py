@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,9 @@ from learned_samplers.learned.badge import HEURISTIC, badge_of
 from learned_samplers.learned.network import Phi, check_forward, flatten, layers_of, shapes_of
 from learned_samplers.learned.settings import LearnedSettings, differences
 from learned_samplers.learned.weights import resolve
+
+if TYPE_CHECKING:
+    from learned_samplers.learned.hub import Weights
 
 #: The learned samplers by the name of their class, which is their name in cards and on the command line too. A subclass
 #: of `LearnedSampler` with a `settings_class` of its own is here as soon as its module is imported.
@@ -56,8 +60,9 @@ class LearnedSampler(MomentumSampler):
     network: Any = setting(
         default="default",
         of_sampler=True,
-        doc="name of shipped weights, path of a weight file, an ``nn.Module`` of ``nn.Linear`` layers with ReLU "
-        'between them, or None for fresh weights. "default" is what the class ships, if anything.',
+        doc="name of shipped weights, path of a weight file or folder, what `from_pretrained` returns, an "
+        '``nn.Module`` of ``nn.Linear`` layers with ReLU between them, or None for fresh weights. "default" is what '
+        "the class ships, if anything.",
     )
     settings: Any = setting(
         default=None,
@@ -172,6 +177,28 @@ class LearnedSampler(MomentumSampler):
                     f"{name} is a setting of the whole sampler, not of a parameter group, got {param_group[name]!r}"
                 )
         super().add_param_group(param_group)
+
+    @classmethod
+    def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> Weights:
+        """Find weights for this sampler, to be given as ``network=``, saved or shared.
+
+        Args:
+            name: of shipped weights; path of a weight file, or of a folder that ``save_pretrained`` wrote; or a
+                repository of the Hugging Face hub, "owner/name", for which ``huggingface_hub`` is needed.
+            options: of the hub: ``revision``, ``token``, ``cache_dir``, ``force_download``, ``local_files_only``.
+
+        Returns:
+            `learned_samplers.learned.hub.Weights`, with ``save_pretrained(folder)`` and ``push_to_hub(repository)``.
+
+        Raises:
+            TypeError, ValueError, FileNotFoundError: no such weights, damaged ones, or those of another sampler.
+            ModuleNotFoundError: a repository, without ``huggingface_hub``.
+        """
+        from learned_samplers.learned.hub import Weights  # which imports huggingface_hub
+
+        weights = Weights.from_pretrained(name, **options)
+        resolve(weights, cls.settings_class)
+        return weights
 
     # ---------------------------------------------------------------- the badge
 

@@ -60,6 +60,9 @@ _FILLED_IN = ("format", "version", "layers", "sha256", "card_sha256")
 #: Where the weights lie that ship with the package: in the package ``pretrained``, beside this one.
 SHIPPED = Path(__file__).resolve().parents[2] / "pretrained"
 
+#: The weight file of a folder that `learned_samplers.learned.hub` has written.
+IN_FOLDER = "model.safetensors"
+
 _VERSION_MARK = ", version "
 # Bytes that a card, and a weight file beside its weights, may have.
 _LARGEST_CARD, _LARGEST_HEADER = 2**26, 2**20
@@ -218,11 +221,15 @@ def shipped_path(name: str) -> Path:
 
 
 def find(name: str | os.PathLike[str]) -> Path:
-    """The weight file that ``network=`` means: the name of shipped weights, or a path.
+    """The weight file that ``network=`` means: the name of shipped weights, or the path of a file or a folder.
 
     Raises:
-        ValueError: it is a bare name and no shipped weights have it.
+        ValueError: it is a bare name, and neither shipped weights nor a folder have it.
     """
+    if name in shipped_names():
+        return shipped_path(str(name))
+    if os.path.isdir(name):
+        return Path(name) / IN_FOLDER
     if isinstance(name, str) and not name.endswith(".safetensors") and os.path.basename(name) == name:
         return shipped_path(name)
     return Path(name)

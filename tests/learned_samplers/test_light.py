@@ -23,6 +23,7 @@ OPTIONAL = {
     "higher",
     "tqdm",
     "pandas",
+    "huggingface_hub",
 }
 #: What the import of a sampler need not pay for either.
 SLOW = {"scipy.linalg", "scipy.optimize", "torch.utils.tensorboard"}
@@ -75,6 +76,12 @@ def test_the_headline_runs_on_random_data_in_a_bare_install():
         ("from learned_samplers.plots import cosine_similarity_map as f; f([[1.0]])", "matplotlib", "plots"),
         ("from learned_samplers.diagnostics import ess; ess(torch.randn(2, 50, 3))", "arviz", "arviz"),
         ("import learned_samplers.differentiable", "higher", "higher"),
+        ("from learned_samplers import L2E; L2E.from_pretrained('owner/name')", "huggingface_hub", "hub"),
+        (
+            "from learned_samplers import L2E; L2E.from_pretrained('l2e').push_to_hub('owner/name')",
+            "huggingface_hub",
+            "hub",
+        ),
         ("from meta_tasks.datasets import load; load('digits')", "sklearn", "meta"),
     ],
 )
@@ -99,6 +106,7 @@ def test_every_extra_that_is_named_exists():
         "bde",
         "adapters",
         "botorch",
+        "hub",
         "rivals",
         "laplace",
         "all",
