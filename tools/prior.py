@@ -10,30 +10,40 @@ Results are kept in ``--out`` and are not computed twice. Data: see ``--root``, 
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
+import tyro
+from experiments.harness.output import explained
 from experiments.prior import cold, headroom, relevance, suggestions
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiment", choices=("headroom", "suggestions", "cold", "relevance"))
-    parser.add_argument("--root", help="folder of the data sets")
-    parser.add_argument("--out", type=Path, default=Path("runs/prior"))
-    parser.add_argument("--seeds", type=int, default=3, help="of suggestions")
-    arguments = parser.parse_args()
+@dataclass(frozen=True)
+class Options:
+    """Which experiment, where its data lie and its results go."""
+
+    experiment: tyro.conf.Positional[Literal["headroom", "suggestions", "cold", "relevance"]]
+    root: str | None = None  # Folder of the data sets.
+    out: Path = Path("runs/prior")
+    seeds: int = 3  # Of suggestions.
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line; `arguments` None takes those of the process."""
+    with explained():
+        options = tyro.cli(Options, args=arguments, description=__doc__)
     torch.set_num_threads(1)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    if arguments.experiment == "headroom":
-        lines = headroom.report(headroom.results(arguments.root, arguments.out))
-    elif arguments.experiment == "cold":
-        lines = cold.table(arguments.root, arguments.out)
-    elif arguments.experiment == "relevance":
-        lines = relevance.figure(arguments.out)
-    else:
-        lines = suggestions.table(arguments.root, arguments.out, arguments.seeds)
+    with explained(options.out):
+        options.out.mkdir(parents=True, exist_ok=True)
+        lines = {
+            "headroom": lambda: headroom.report(headroom.results(options.root, options.out)),
+            "suggestions": lambda: suggestions.table(options.root, options.out, options.seeds),
+            "cold": lambda: cold.table(options.root, options.out),
+            "relevance": lambda: relevance.figure(options.out),
+        }[options.experiment]()
     print("\n".join(lines))
 
 

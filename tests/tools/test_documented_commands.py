@@ -13,6 +13,7 @@ import chains
 import decisions
 import function_space
 import newcomer
+import prior
 import pytest
 import ship
 import toy
@@ -46,6 +47,7 @@ FIELDS = {
     "adapters": AdapterOptions,
     "audit": AuditOptions,
     "chains": chains.Budget,
+    "prior": prior.Options,
     "tables": TablesOptions,
     "ship": ship.Options,
 }

@@ -77,7 +77,8 @@ def one(name: str, seed: int, root: str | None, out: Path) -> dict[str, Any]:
                 file.write_text(json.dumps(result))
     if name.startswith("digits") and "hmc" not in result:
         _, key = min((result["runs"][key][0], key) for key in result["runs"] if key.startswith("1.0 "))
-        result["hmc"] = hmc(data, priors[tuple(map(float, key.split()[1:]))], seed)
+        _, factor, share = map(float, key.split())
+        result["hmc"] = hmc(data, priors[factor, share], seed)
         file.write_text(json.dumps(result))
     return result
 
