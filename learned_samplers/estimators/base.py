@@ -341,6 +341,8 @@ def _at(chains: Chains, state: Tensor, inputs: Tensor) -> Tensor:
 def _load_last_states(networks: Sequence[nn.Module], samples: Any) -> None:
     """Put the last sample of each chain into a network."""
     last = {chain: k for k, chain in enumerate(samples.chains)}
+    if samples[0].keys() != dict(networks[0].named_parameters()).keys():
+        raise ValueError("warm_start=True goes on with another noise, learned or known: set warm_start=False")
     for network, k in zip(networks, last.values(), strict=True):
         network.load_state_dict(samples[k])
 

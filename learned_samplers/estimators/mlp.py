@@ -18,7 +18,7 @@ from learned_samplers.base.configured import Precision
 from learned_samplers.estimators import mixtures
 from learned_samplers.estimators.base import BayesianMLP
 from learned_samplers.estimators.module import Classes, Normals
-from learned_samplers.estimators.networks import SharedNoise
+from learned_samplers.estimators.networks import KnownNoise, SharedNoise
 from learned_samplers.estimators.tables import (
     as_before_on_error,
     columns_named,
@@ -58,9 +58,10 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         hidden_layer_sizes: units of the hidden layers.
         activation: "tanh", "relu" or "silu".
         noise: "heteroscedastic": the network gives the mean and the spread of the targets, for each row;
-            "homoscedastic": one spread for all rows, a weight like any other.
+            "homoscedastic": one spread for all rows, a weight like any other; or a number > 0: the spread, where it is
+            known, in the targets' units.
         likelihood: "gaussian", or "student" with four degrees of freedom, for targets with outliers: one that is far
-            off then costs the logarithm of its distance and not the square. The noise of either is at least a
+            off then costs the logarithm of its distance and not the square. Noise that is learned is at least a
             thousandth of the targets' standard deviation, and where targets are on a grid (integers, say) at least
             what rounding adds.
         n_chains: networks side by side.
@@ -105,7 +106,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         hidden_layer_sizes: Sequence[int] = (32, 32),
         activation: str = "tanh",
         *,
-        noise: str = "heteroscedastic",
+        noise: str | float = "heteroscedastic",
         likelihood: str = "gaussian",
         n_chains: int = 8,
         n_samples: int = 50,
@@ -152,7 +153,10 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
             sample_weight: (rows,) numbers ≥ 0; a weight of 2 counts a row twice in the likelihood.
         """
         self._validate_settings()
-        validation.one_of("noise", self.noise, ("heteroscedastic", "homoscedastic"))
+        if isinstance(self.noise, str):
+            validation.one_of("noise", self.noise, ("heteroscedastic", "homoscedastic"))
+        else:
+            validation.positive("noise", self.noise)
         validation.one_of("likelihood", self.likelihood, tuple(mixtures.VARIANCE))
         validation.fraction("calibration_fraction", self.calibration_fraction, open_right=True)
         with as_before_on_error(self):
@@ -175,16 +179,23 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
                 )
                 constant = (np.ptp(table[used], 0) == 0) & (self._y_mean != 0)
                 self._y_scale = np.where(constant, np.abs(self._y_mean), self._y_scale)
-            grids = np.array([rounding(column) for column in table.T])
-            self._floor = torch.as_tensor(np.maximum(FLOOR, grids / self._y_scale))
+            self._floor, shared = self._noise_of(table)
             targets = torch.as_tensor((table - self._y_mean) / self._y_scale, dtype=torch.float32)
-            shared = () if self.noise == "heteroscedastic" else (SharedNoise(table.shape[1]),)
             self._calibration = None
             self._sample(x[used], targets[used], outputs, shared, None if weights is None else weights[used], continued)
             if len(left_out):
                 means, spreads = self._moments([self._outputs(x[left_out])])
                 self._calibration = means, spreads, table[left_out]
         return self
+
+    def _noise_of(self, table: np.ndarray) -> tuple[Tensor, Sequence[nn.Module]]:
+        """Return the smallest scale of the noise, by target, and the layer that the network's noise comes from."""
+        if not isinstance(self.noise, str):
+            scales = torch.as_tensor(self.noise / self._y_scale)
+            return torch.zeros_like(scales), (KnownNoise((scales + (-(-scales).expm1()).log()).tolist()),)
+        grids = np.array([rounding(column) for column in table.T])
+        floor = torch.as_tensor(np.maximum(FLOOR, grids / self._y_scale))
+        return floor, () if self.noise == "heteroscedastic" else (SharedNoise(table.shape[1]),)
 
     def _calibration_rows(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the rows to fit, and of those that calibrate intervals."""

@@ -81,6 +81,30 @@ def test_spread_intervals_and_density(noise, likelihood):
     assert second**0.5 == pytest.approx(std[0], rel=0.02 if likelihood == "gaussian" else 0.1)
 
 
+def test_with_known_noise_a_linear_network_has_the_posterior_in_closed_form():
+    """Bayesian linear regression of standardised numbers; with twice the noise it is another one."""
+    x, y = table(30)
+    new = table(40, seed=1)[0]
+    (standard, inputs), scale = ((a - x.mean(0)) / x.std(0) for a in (x, new)), y.std()
+    design, rows = (np.column_stack([a, np.ones(len(a))]) for a in (standard, inputs))
+    precision = design.T @ design / (2 / scale) ** 2 + np.eye(3)
+    mean = y.mean() + rows @ np.linalg.solve(precision, design.T @ (y - y.mean())) / (2 / scale) ** 2
+    epistemic = scale * np.sqrt((rows * np.linalg.solve(precision, rows.T).T).sum(1))
+
+    def spread(noise):
+        settings = {"noise": noise, "hidden_layer_sizes": (), "n_chains": 8, "n_samples": 100}
+        model = regressor(**settings).fit(x, y)
+        means, std = model.predict(new, return_std=True)
+        drawn = model.predict_samples(torch.as_tensor(new)).std(0).numpy()
+        np.testing.assert_allclose(std, np.sqrt(noise**2 + drawn**2), rtol=0.02)
+        return abs(means - mean).max() / epistemic.mean(), (drawn / epistemic).mean()
+
+    error, ratio = spread(2.0)
+    assert error < 0.4
+    assert ratio == pytest.approx(1, abs=0.1)
+    assert spread(4.0)[1] > 1.4
+
+
 def test_a_student_likelihood_is_not_led_by_outliers():
     x, y = table(200)
     y[::20] += 60
@@ -278,7 +302,7 @@ def test_a_weight_of_two_is_a_row_twice_and_none_is_no_row():
     assert classes.score(x, labels[:60]) > 0.9
 
 
-@pytest.mark.parametrize("noise", ["heteroscedastic", "homoscedastic"])
+@pytest.mark.parametrize("noise", ["heteroscedastic", "homoscedastic", 1.0])
 def test_several_targets_share_a_network(noise):
     x, y = table(200)
     other = 100 - 5 * x[:, 1] + 0.5 * np.random.default_rng(1).standard_normal(200)

@@ -42,6 +42,7 @@ def fitted(kind, columns=3, **settings):
     ("kind", "settings"),
     [
         ("one", {"noise": "homoscedastic"}),
+        ("targets", {"noise": 0.3}),
         ("one", {"columns": 130}),  # more columns than rows: in their span
         ("targets", {"prior_precision": Relevance(), "activation": "silu"}),
         ("classes", {"activation": "relu"}),

@@ -1,4 +1,4 @@
-"""Do posterior samples decide better? Bayesian optimisation and active learning (docs/how-to); goes with their pages.
+"""Do posterior samples decide better? Optimisation, active learning, selection (docs/how-to); goes with their page.
 
 *Optimisation.* Each method sees the same ten first points, then chooses one at a time; what counts is the best value
 after 30 evaluations and at the end, and the CPU-seconds of the choices. ``network``: `BayesianMLPRegressor`, as
@@ -6,5 +6,5 @@ after 30 evaluations and at the end, and the CPU-seconds of the choices. ``netwo
 it comes. Both by qLogExpectedImprovement and the same search for its maximum; ``random``: uniform points. Nothing was
 tuned but for the network's settings, by a look at seed 1000 of Branin and Hartmann-6, which no table has.
 
-*Active learning.* See `labelling`.
+*Active learning.* See `labelling`. *Selection.* See `selection`.
 """
