@@ -13,7 +13,6 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.guards import replicas
-from learned_samplers.base.guards.broken_off import putting_back
 from learned_samplers.base.norms import norms
 from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number
 from learned_samplers.base.sampler import Sampler
@@ -232,12 +231,14 @@ class IVON(Sampler):
                     "chain: enter it inside of torch.no_grad(), so that the copies go on drawing the same weights"
                 )
         finally:
+            self.broken_off = True  # until the weights are back
             self._inside = False
-            with torch.no_grad(), putting_back(self):
+            with torch.no_grad():
                 if means:
                     torch._foreach_copy_([*means], [*means.values()])
                 for p in means:
                     p.grad = kept[p]
+            self.broken_off = False
 
     @torch.no_grad()
     def _record(self, groups: Any, means: Any, before: dict[Tensor, Tensor | None]) -> dict[Tensor, Tensor | None]:

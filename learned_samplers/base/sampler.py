@@ -95,10 +95,10 @@ class Sampler(ConfiguredOptimizer):
             return self._compiled_step(closure)
         self._refuse_or_warn()
         with broken_off.attempt(self) as attempt:
-            evaluation = self.evaluate(closure)
+            evaluation = attempt.evaluation = self.evaluate(closure)
             if evaluation.total_norm >= self.clipping.watched:
                 self.clipping.look(self, evaluation)
-            attempt.begins_update(evaluation)
+            attempt.begins_update()
             device = self.param_groups[0]["params"][0].device.type
             with (
                 # the update is in the parameters' own precision

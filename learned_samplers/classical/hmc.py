@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.base.guards.broken_off import putting_back
 from learned_samplers.base.operations import FOREACH, as_number, is_finite, kick, scalar_sqrt
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.settings import setting
@@ -127,6 +126,7 @@ class HMC(Sampler):
         temperature = as_number(self.param_groups[0]["temperature"])
         start = {p: p.clone() for p in params}
         with self.restored_on_error() as evaluation.restore:
+            self.broken_off = True  # until the weights are back
             try:
                 momentum = {p: self.noise_like(p).mul_(temperature**0.5) for p in params}
                 before = self._hamiltonian(loss, groups, momentum, chains)
@@ -137,9 +137,10 @@ class HMC(Sampler):
                 accept = self._uniform(probability) < probability
                 ends = {p: torch.where(_along(accept, p), p, start[p]) for p in params}
             finally:  # `advance` moves, nothing else
-                with putting_back(self):
+                with torch.no_grad():  # also where an interruption kept the closure's gradients on
                     for p, value in start.items():
                         p.copy_(value)
+                self.broken_off = False
             evaluation.loss = torch.where(accept.to(loss.device), end_loss, loss)
             end_of_step = KnownLoss(self, evaluation.loss, ends)
             tally = self._tally_after(probability, accept, divergent)

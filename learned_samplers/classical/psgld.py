@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.guards import precision
-from learned_samplers.base.guards.broken_off import putting_back
 from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.settings import choice, setting
@@ -162,6 +162,7 @@ class PSGLD(Sampler):
             inputs.gradients = [gradient.clone() for gradient in inputs.gradients]
         signs = [[self.noise_like(p).sign_() for p in inputs.params] for inputs in evaluation.groups]
         after = self.global_rng_state()
+        self.broken_off = True  # until the weights are back
         try:
             for (group, inputs), members in zip(groups, signs, strict=True):
                 for p, sign in zip(inputs.params, members, strict=True):
@@ -178,10 +179,11 @@ class PSGLD(Sampler):
                     ]
             self.one_loss.compare(self, evaluation.loss, loss, along)
         finally:
-            with putting_back(self):
+            with torch.no_grad():  # also where an interruption kept the closure's gradients on
                 self.set_rng_state(after)
                 for p, value in zip(params, start, strict=True):
                     p.copy_(value)
                 for inputs in evaluation.groups:
                     for p, gradient in zip(inputs.params, inputs.gradients, strict=True):
                         p.grad = gradient
+            self.broken_off = False

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation as check
-from learned_samplers.base.guards.broken_off import putting_back
 from learned_samplers.base.guards.precision import without_autocast
 from learned_samplers.base.operations import FUNCTIONAL, as_number, scalar_sqrt
 from learned_samplers.base.segments import Segments
@@ -273,6 +272,7 @@ class KineticL2E(LearnedSampler):
         delta = self.settings.probe_size / length
         before = {p: (p.clone(), p.grad.clone()) for p in directions if p.grad is not None}
         after = self.global_rng_state()
+        self.broken_off = True  # until the weights are back
         try:
             for p, w in directions.items():
                 p.add_(w, alpha=delta)
@@ -290,11 +290,12 @@ class KineticL2E(LearnedSampler):
             self.one_loss.compare(self, loss, probed_loss, 0.5 * delta * sum((w * g).sum().item() for w, g in pairs))
             return {p: (slope - before[p][1]) / delta for p, slope in slopes.items()}
         finally:
-            with putting_back(self):
+            with torch.no_grad():  # also where an interruption kept the closure's gradients on
                 self.set_rng_state(after)
                 for p, (start, slope) in before.items():
                     p.copy_(start)
                     p.grad = slope
+            self.broken_off = False
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:  # type: ignore[override]
         hyper = self.hyper(group)

@@ -4,6 +4,8 @@ Whatever a step's closure and its preparations raise leaves the chain where it w
 and to undo it would take a copy of everything; so it is only noticed, by the versions that torch gives its tensors,
 whether it had begun to write when it failed (out of memory, or interrupted). If it had, weights, momenta and noise no
 longer belong together, and nothing but a saved state has the law: `Sampler.broken_off` says so until one is loaded.
+An evaluation that moves the weights for a time sets the mark before, and takes it away when they are back: an
+interruption may come anywhere.
 """
 
 from __future__ import annotations
@@ -36,21 +38,26 @@ class Attempt:
 
     Args:
         sampler: the one that steps; it is marked if its update had begun to write.
+
+    Attributes:
+        evaluation: what the step has gathered, once it has.
     """
 
     def __init__(self, sampler: Chain):
-        self.sampler, self.evaluation = sampler, None
+        self.sampler = sampler
+        self.evaluation: Any = None
         self.states: list[Any] | None = None
 
-    def begins_update(self, evaluation: Any = None) -> None:
+    def begins_update(self) -> None:
         """Remember which tensors there are, and the version of each: all that is left is the update."""
-        sampler, self.evaluation = self.sampler, evaluation
-        states = [sampler.state, *[optimizer.state for optimizer in sampler.inner_optimizers()]]
-        self.states = [(state, {p: tensors.copy() for p, tensors in state.items()}) for state in states]
+        sampler = self.sampler
+        all_states = [sampler.state, *[optimizer.state for optimizer in sampler.inner_optimizers()]]
+        states = [(state, {p: tensors.copy() for p, tensors in state.items()}) for state in all_states]
         self.params = [p for group in sampler.param_groups for p in group["params"]]
-        self.versions = self._versions()
+        self.versions = self._versions(states)
+        self.states = states  # the last of it: Ctrl-C may come in between
 
-    def _versions(self) -> list[int] | None:
+    def _versions(self, states: list[Any]) -> list[int] | None:
         """Versions of all tensors that an update may write.
 
         None where they cannot be known: in other processes, of tensors made in ``torch.inference_mode``, and while a
@@ -58,7 +65,7 @@ class Attempt:
         """
         if self.sampler.mesh is not None or dispatch_modes():
             return None
-        kept = [tensors for _, before in self.states or () for tensors in before.values()]
+        kept = [tensors for _, before in states for tensors in before.values()]
         tensors = [x for state in kept for x in state.values() if isinstance(x, Tensor)]
         try:
             return [x._version for x in (*self.params, *tensors)]
@@ -67,13 +74,16 @@ class Attempt:
 
     def restored(self) -> bool:
         """Whether all is as it was, once state that was made or put in another's place since is taken away."""
-        if self.states is None or getattr(self.evaluation, "undone", False):
-            return True
-        if self.versions is None or self.versions != self._versions():
+        if self.sampler.broken_off:  # an evaluation has not put the weights back
             return False
-        for state, before in self.states:
-            state.clear()
-            state.update(before)
+        if getattr(self.evaluation, "undone", False):
+            return True
+        if self.states is not None:
+            if self.versions is None or self.versions != self._versions(self.states):
+                return False
+            for state, before in self.states:
+                state.clear()
+                state.update(before)
         if self.evaluation is not None and self.evaluation.restore is not None:
             self.evaluation.restore()
         return True
@@ -93,14 +103,4 @@ def attempt(sampler: Chain) -> Iterator[Attempt]:
             sampler.broken_off = True
         for states in noise:
             sampler.set_rng_state(states)
-        raise
-
-
-@contextmanager
-def putting_back(sampler: Chain) -> Iterator[None]:
-    """For an evaluation that has moved the weights and puts them back: if that fails, the chain is marked."""
-    try:
-        yield
-    except BaseException:
-        sampler.broken_off = True
         raise

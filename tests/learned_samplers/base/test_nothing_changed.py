@@ -47,7 +47,7 @@ def test_an_interruption_before_the_update_changes_nothing(name, monkeypatch):
     """Also not what a sampler counts in its groups."""
     model, sampler, unchanged = running(name)
 
-    def interrupt(attempt, evaluation):
+    def interrupt(attempt):
         raise Interrupted
 
     monkeypatch.setattr(Attempt, "begins_update", interrupt)
