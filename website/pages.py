@@ -49,8 +49,17 @@ REFERENCE |= {f"meta_tasks_{room}": (f"meta_tasks.{room}", (f"meta_tasks.{room}"
 INTEGRATIONS = (
     *(
         f"learned_samplers.integrations.{name}"
-        for name in ("lightning", "huggingface", "huggingface_report", "tensorboard", "botorch")
+        for name in (
+            "lightning",
+            "lightning_report",
+            "huggingface",
+            "huggingface_report",
+            "tensorboard",
+            "report",
+            "botorch",
+        )
     ),
+    "learned_samplers.integrations.botorch",
     *(f"learned_samplers.adapters.{name}" for name in ("collection", "language", "generation")),
     "learned_samplers.differentiable",
 )

@@ -1,32 +1,20 @@
-"""Watching a chain in TensorBoard: effective learning rates, sampling phases, gradient norms, settings."""
+"""Watching a chain in TensorBoard: learning rates, temperatures, phases, gradient norms, time left, settings."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from learned_samplers.base import validation
 from learned_samplers.base.norms import joint_norms
 from learned_samplers.base.operations import as_number
+from learned_samplers.base.optional import require
 from learned_samplers.base.sampler import Sampler
-
-
-def rates(sampler: Sampler) -> dict[str, float]:
-    """Learning rate and temperature of a sampler's next step, by tag, for each parameter group.
-
-    These are the values that the update takes: within a cycle of `CyclicalSGMCMC` the learning rate falls and the
-    temperature is 0 while it explores, though ``lr`` and ``temperature`` of the group stay. Where there are several
-    groups, the tag ends in the group's name, or its number.
-    """
-    values = {}
-    for number, group in enumerate(sampler.param_groups):
-        suffix = f"/{group.get('name', number)}" if len(sampler.param_groups) > 1 else ""
-        hyper = sampler.hyper(group)
-        for tag, key in (("learning_rate", "lr"), ("temperature", "temperature")):
-            factor = getattr(sampler, "lr_factor", 1.0) if key == "lr" else 1.0  # what HMC adapts
-            values[f"chain/{tag}{suffix}"] = float(as_number(hyper.get(key, group[key]))) * factor
-    return values
+from learned_samplers.classical.restarts import Restarts
+from learned_samplers.integrations.report import Report, sampler_of
+from learned_samplers.posterior import PosteriorSamples
 
 
 def gradient_norm(sampler: Sampler) -> float:
@@ -67,47 +55,77 @@ def write_settings(writer: Any, settings: Mapping[str, Any], results: Mapping[st
 class ChainLog:
     """Writes what a chain does to TensorBoard, every so many steps, for any training loop.
 
-    Tags: ``chain/learning_rate`` and ``chain/temperature`` (of the step that was taken; see `rates`),
-    ``chain/sampling`` (1 where the state reached is a sample, 0 while a cyclical chain explores), ``chain/cycle``, and
-    ``gradient/norm``, against the sampler's own count of steps, so that a resumed chain goes on in its curves::
+    One line beside the loop, and ``tensorboard --logdir runs`` beside the run::
 
-        writer = torch.utils.tensorboard.SummaryWriter("runs/chain")
-        log = ChainLog(sampler, writer)
+        log = ChainLog(sampler, "runs/chain", posterior=posterior, total_steps=n)
+
+    Tags: ``chain/learning_rate`` and ``chain/temperature`` (of the step that was taken; see
+    `learned_samplers.integrations.report.rates`); ``chain/kinetic_temperature`` and
+    ``chain/configurational_temperature``, which are near the temperature once the chain has settled (the second one not
+    in a loop with a closure, where no gradient of the present weights is there before the step); ``chain/sampling`` (1
+    where the state reached is a sample, 0 in a warm-up, or while a cyclical chain explores), ``chain/cycle``,
+    ``chain/warmup_left`` and ``chain/acceptance_rate`` of samplers that have such; ``gradient/norm``; ``chain/samples``
+    and ``chain/seconds_left``. The count of steps is the sampler's, so that a resumed chain goes on in its curves.
 
     Args:
-        sampler: whose steps are watched.
-        writer: a ``SummaryWriter``.
+        sampler: whose steps are watched; or a `Restarts`, whose present sampler is.
+        writer: a ``SummaryWriter``, or the folder of one that is made here and closed by :meth:`close`.
         every: steps between two points.
+        posterior: the collector whose samples are counted.
+        total_steps: steps of the run, for the time that is left.
 
     Raises:
-        TypeError, ValueError: no sampler, or ``every`` is no positive whole number.
+        TypeError, ValueError: no sampler, or ``every`` or ``total_steps`` is no positive whole number.
     """
 
-    def __init__(self, sampler: Sampler, writer: Any, *, every: int = 100) -> None:
-        if not isinstance(sampler, Sampler):
+    def __init__(
+        self,
+        sampler: Sampler | Restarts,
+        writer: Any,
+        *,
+        every: int = 100,
+        posterior: PosteriorSamples | None = None,
+        total_steps: int | None = None,
+    ) -> None:
+        if sampler_of(sampler) is None:
             raise TypeError(f"sampler must be a Sampler, got {type(sampler).__name__}")
         validation.integer("every", every)
-        self.writer, self.every = writer, every
-        self._rates: dict[str, float] = {}
+        if total_steps is not None:
+            validation.integer("total_steps", total_steps)
+        if posterior is not None and not isinstance(posterior, PosteriorSamples):
+            raise TypeError(f"posterior must be a PosteriorSamples, got {type(posterior).__name__}")
+        self._owns_writer = isinstance(writer, str | os.PathLike)
+        if self._owns_writer:
+            require("tensorboard", "meta")
+            from torch.utils.tensorboard import SummaryWriter
+
+            writer = SummaryWriter(str(writer))
+        self.writer, self.every, self.posterior, self.total_steps = writer, every, posterior, total_steps
+        self._report = Report()
+        self._report.begin(sampler.step_count)
         self._handles = [
             sampler.register_step_pre_hook(self._before),
             sampler.register_step_post_hook(self._after),
         ]
 
-    def _before(self, sampler: Sampler, arguments: Any, keywords: Any) -> None:
+    def _before(self, sampler: Any, arguments: Any, keywords: Any) -> None:
         if (sampler.step_count + 1) % self.every == 0:
-            self._rates = rates(sampler)
+            # The first argument is the sampler.
+            has_closure = any(value is not None for value in (*arguments[1:], *keywords.values()))
+            self._report.measure(sampler, gradients=not has_closure)
 
-    def _after(self, sampler: Sampler, arguments: Any, keywords: Any) -> None:
+    def _after(self, sampler: Any, arguments: Any, keywords: Any) -> None:
         step = sampler.step_count
         if step % self.every:
             return
-        extra = {"chain/sampling": float(sampler.is_sampling), "chain/cycle": sampler.cycle}
-        for tag, value in {**self._rates, **extra, "gradient/norm": gradient_norm(sampler)}.items():
+        values = self._report.values(sampler, step, self.total_steps or 0, self.posterior)
+        for tag, value in {**values, "gradient/norm": gradient_norm(sampler)}.items():
             self.writer.add_scalar(tag, value, step)
 
     def close(self) -> None:
-        """Stop watching; the writer stays open."""
+        """Stop watching; a writer that was given stays open."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        if self._owns_writer:
+            self.writer.close()

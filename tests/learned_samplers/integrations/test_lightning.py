@@ -40,7 +40,7 @@ def fit(folder, steps, collect, model=None, ckpt_path=None, **options):
     trainer = pl.Trainer(
         max_steps=steps,
         callbacks=[*collect] if isinstance(collect, tuple) else [collect] if collect else [],
-        logger=False,
+        logger=options.pop("logger", False),
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -123,3 +123,69 @@ def test_an_error_ends_the_collecting_and_frees_the_folder(tmp_path):
         fit(tmp_path, 12, (callback(**options), Fails()))
     with pytest.raises(RuntimeError, match="holds a chain up to step 6"):  # not that another process writes to it
         fit(tmp_path, 12, callback(**options, missing="warn"))
+
+
+def test_every_logger_of_the_trainer_shows_the_chain(tmp_path):
+    from learned_samplers.integrations.lightning_report import ReportChain
+
+    with pytest.raises(TypeError, match="collect must be a CollectPosterior, got NoneType"):
+        ReportChain(None)
+
+    class Memory(pl.loggers.logger.DummyLogger):
+        def __init__(self):
+            super().__init__()
+            self.rows = {}
+
+        def log_metrics(self, metrics, step=None):
+            self.rows[step] = metrics
+
+    collect, logger, other = callback(), Memory(), Memory()
+    report = ReportChain(collect, inputs=X)
+    _, trainer = fit(tmp_path, 20, (collect, report), logger=[logger, other], log_every_n_steps=2)
+    rows = {step: row for step, row in logger.rows.items() if "chain/samples" in row}
+    assert other.rows == logger.rows
+    assert list(rows) == list(range(2, 21, 2))
+    assert [row["chain/samples"] for row in rows.values()] == [max(0, step - 2) // 2 for step in rows]
+    for row in rows.values():
+        assert row["chain/temperature"] == 0
+        assert row["chain/sampling"] == 1
+        assert row["chain/learning_rate"] == 0.05
+        assert 0 <= row["chain/kinetic_temperature"] < 1
+        assert "chain/configurational_temperature" in row
+    assert rows[20]["chain/seconds_left"] == 0 < rows[2]["chain/seconds_left"]
+    assert [step for step, row in rows.items() if "chain/rhat" in row] == [18], "once there are eight samples"
+    assert trainer.callback_metrics["chain/samples"] == 9
+
+
+def test_a_sampler_beside_another_optimizer_is_reported_by_its_own_steps(tmp_path):
+    from learned_samplers.integrations.lightning_report import ReportChain
+
+    steps = []
+
+    class Logger(pl.loggers.logger.DummyLogger):
+        def log_metrics(self, metrics, step=None):
+            steps.append(step)
+
+    class Two(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 3), nn.Linear(3, 3)
+            self.automatic_optimization = False
+
+        def training_step(self, batch, index):
+            x, y = batch
+            loss = nn.functional.cross_entropy(self.second(self.first(x)), y)
+            self.manual_backward(loss)
+            for optimizer in self.optimizers():
+                optimizer.step()
+                optimizer.zero_grad()
+
+        def configure_optimizers(self):
+            return [
+                torch.optim.SGD(self.first.parameters(), 0.1),
+                SGHMC(self.second.parameters(), lr=0.05, num_data=32),
+            ]
+
+    collect = callback(optimizer=1, network="second")
+    fit(tmp_path, 24, (collect, ReportChain(collect)), model=Two(), logger=[Logger()], log_every_n_steps=3)
+    assert steps == [3, 6, 9, 12]

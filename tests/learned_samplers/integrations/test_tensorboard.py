@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 
-from learned_samplers import HMC, SGHMC, SGLD, CyclicalSGMCMC
+from learned_samplers import HMC, SGHMC, SGLD, AdaptedSGHMC, CyclicalSGMCMC, PosteriorSamples, Restarts
 from learned_samplers.classical.cycles import cyclical_phase
 from learned_samplers.classical.cyclical import CyclicalSchedule
-from learned_samplers.integrations.tensorboard import ChainLog, rates, settings_of, write_settings
+from learned_samplers.integrations.report import rates
+from learned_samplers.integrations.tensorboard import ChainLog, settings_of, write_settings
 
 pytest.importorskip("tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -47,9 +48,9 @@ def test_a_cyclical_chain_shows_what_it_does_and_not_what_its_group_says(tmp_pat
     sampler = CyclicalSGMCMC(tensors(), 0.2, 100, cycle_length=6, exploration_ratio=0.5, temperature=0.3)
     found = run(sampler, tmp_path)
     steps = [2, 4, 6, 8, 10, 12]
-    assert set(found) == {f"chain/{x}" for x in ("learning_rate", "temperature", "sampling", "cycle")} | {
-        "gradient/norm"
-    }
+    measured = ("kinetic_temperature", "configurational_temperature")
+    tags = ("learning_rate", "temperature", *measured, "sampling", "cycle")
+    assert set(found) == {f"chain/{tag}" for tag in tags} | {"gradient/norm"}
     for tag, values in (
         ("chain/learning_rate", [expected(step)[0] for step in steps]),
         ("chain/temperature", [0.3 * expected(step)[1] for step in steps]),
@@ -75,6 +76,63 @@ def test_groups_have_curves_of_their_own(tmp_path):
     found = run(sampler, tmp_path, steps=2)
     assert found["chain/learning_rate/body"] == [(2, pytest.approx(0.1))]
     assert found["chain/learning_rate/1"] == [(2, pytest.approx(0.5))]
+
+
+def test_one_line_shows_warm_up_temperatures_samples_and_the_time_left(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    sampler = AdaptedSGHMC(model.parameters(), num_data=10, prior_precision=1.0, warmup_steps=6)
+    posterior = PosteriorSamples(model, sampler, thinning=2)
+    log = ChainLog(sampler, tmp_path, every=2, posterior=posterior, total_steps=12)
+    measured = {}
+    for step in range(1, 13):
+        sampler.zero_grad()
+        model(torch.randn(4, 3)).square().mean().backward()
+        measured[step] = sampler.temperatures()[0]
+        sampler.step()
+    log.close()
+    found, steps = read(tmp_path), [2, 4, 6, 8, 10, 12]
+    for tag, values in (
+        ("chain/sampling", [0, 0, 0, 1, 1, 1]),
+        ("chain/warmup_left", [4, 2, 0, 0, 0, 0]),
+        ("chain/samples", [0, 0, 0, 1, 2, 3]),
+        ("chain/kinetic_temperature", [measured[step]["kinetic"] for step in steps]),
+        ("chain/configurational_temperature", [measured[step]["configurational"] for step in steps]),
+    ):
+        assert [value for _, value in found[tag]] == pytest.approx(values, rel=1e-5), tag
+    left = [value for _, value in found["chain/seconds_left"]]
+    assert left[-1] == 0 < left[0]
+
+
+def test_acceptance_chains_one_after_the_other_and_loops_with_a_closure(tmp_path):
+    x = torch.ones(4, requires_grad=True)
+    sampler = HMC([x], 0.01, 10)
+
+    def closure():
+        sampler.zero_grad()
+        loss = x.square().mean()
+        loss.backward()
+        return loss
+
+    log = ChainLog(sampler, tmp_path / "hmc", every=1)
+    for _ in range(3):
+        sampler.step(closure)
+    log.close()
+    found = read(tmp_path / "hmc")
+    assert [value for _, value in found["chain/acceptance_rate"]] == [1, 1, 1]
+    assert "chain/configurational_temperature" not in found, "gradients before the step are of other weights"
+
+    model = torch.nn.Linear(3, 2)
+    restarts = Restarts(model, 2, SGHMC, total_steps=9, burn_in=2, lr=0.1, num_data=10)
+    log = ChainLog(restarts, tmp_path / "restarts", every=1)
+    for _ in range(9):
+        restarts.zero_grad()
+        model(torch.randn(4, 3)).square().mean().backward()
+        restarts.step()
+    log.close()
+    found = read(tmp_path / "restarts")
+    assert [value for _, value in found["chain/number"]] == [0, 0, 0, 0, 1, 1, 1, 1, 1]
+    assert [value for _, value in found["chain/sampling"]] == [0, 0, 1, 1, 0, 0, 0, 1, 1]
 
 
 def test_settings_and_results_stand_in_the_runs_own_folder(tmp_path):
