@@ -41,6 +41,8 @@ def train(options: Options) -> None:
         trainer = make_trainer(options)
     except (ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError) as error:
         raise SystemExit(f"error: {one_line(error)}") from error
+    except KeyboardInterrupt as error:
+        raise SystemExit("interrupted before the first iteration") from error
     if trainer.iteration:
         print(f"continuing {options.folder} after {trainer.iteration} iterations", flush=True)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -59,11 +60,15 @@ class StopSignals:
 
     Outside the main thread, which alone may have handlers, none is noted.
 
+    Args:
+        message: what the first signal writes to the standard error.
+
     Attributes:
         received: numbers of the signals so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, message: str = "") -> None:
+        self._message = message
         self.received: list[int] = []
         self._may_stop = False
         self._handlers: dict[int, Any] = {}
@@ -82,6 +87,8 @@ class StopSignals:
         if number == signal.SIGINT and number in self.received:
             raise KeyboardInterrupt
         self.received.append(number)
+        if self._message and len(self.received) == 1:
+            os.write(2, f"\n{self._message}\n".encode())  # `print` may be what was interrupted
         if self._may_stop:
             self._may_stop = False
             raise Stopped

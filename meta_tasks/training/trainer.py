@@ -158,7 +158,8 @@ class Trainer:
         from meta_tasks.progress import progress as progress_bar  # tqdm comes when a bar is shown
 
         bar = progress_bar(total=self.settings.iterations, initial=self.iteration, disable=not progress, unit="it")
-        with StopSignals() as signals, bar:
+        saving = "stopping: the iterations before this one are saved; a second Ctrl-C ends at once"
+        with StopSignals(saving if self.main else "") as signals, bar:
             if not self.executor.collective:
                 self._interruptible = signals.interruptible
             try:

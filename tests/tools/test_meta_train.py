@@ -92,6 +92,7 @@ def test_ctrl_c_saves_and_exits(tmp_path):
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 0, output
+    assert "stopping: the iterations before this one are saved" in output
     assert "interrupted after" in output
     assert last(tmp_path)["iteration"] > 0
     assert (tmp_path / "weights.safetensors").exists()
@@ -108,6 +109,12 @@ def test_what_fails_before_the_first_checkpoint_says_so_in_one_line(tmp_path, mo
     with pytest.raises(SystemExit) as caught:
         train(tmp_path)
     assert str(caught.value) in ("error: a worker failed: Dead: so", "error: [Errno 28] full")
+
+
+def test_ctrl_c_while_the_run_is_set_up_says_so_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(meta_train, "make_trainer", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(SystemExit, match="interrupted before the first iteration"):
+        train(tmp_path)
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path, monkeypatch):
