@@ -31,6 +31,8 @@ FEWEST = 5.0
 FARTHEST = 4.0
 #: Rows, and coordinates of their predictions, that are compared.
 ROWS, COORDINATES = 64, 256
+#: Temperatures below it are named where a chain has not settled.
+COLD = 0.01
 #: Relative difference of temperatures that are taken for one.
 SAME = 0.01
 #: Logarithms of smaller probabilities are rounding.
@@ -148,7 +150,10 @@ def judge(values: np.ndarray | None, entries: Sequence[Entry], origin: Origin | 
         # The last ones of each, so that they are of one length.
         chains = np.stack([values[indices[-length:]] for indices in positions.values()])
         numbers = Numbers.of(chains)
-        remarks += _remarks_on_settling(chains, numbers)
+        remarks += (found := _remarks_on_settling(chains, numbers))
+        temperatures = [entry.temperature for entry in entries if entry.temperature is not None]
+        if found and temperatures and 0 < max(temperatures) < COLD:
+            remarks.append(f"temperature={max(temperatures):g} leaves hardly any noise to settle by: raise it")
         unknown = "" if numbers.within <= LARGEST_RHAT else f"too few samples to tell, keep {MANY} of a chain or more"
     is_settled = False if remarks else None if unknown else True
     state = "not settled" if remarks else unknown or "settled"

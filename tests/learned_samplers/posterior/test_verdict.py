@@ -202,6 +202,18 @@ def test_the_temperature_that_is_judged_is_that_of_the_samples(tmp_path):
         assert "kept at temperatures from 0.1 to 1" in samples.verdict(X).text
 
 
+def test_a_temperature_that_leaves_no_noise_is_named_where_the_chain_drifts():
+    said = {
+        temperature: judge(
+            moving(0.0, 40).cumsum(0), [Entry(i, 0, i + 1, temperature=temperature) for i in range(200)], None
+        ).text
+        for temperature in (1.0, 1e-6)
+    }
+    assert "drifts" in said[1.0]
+    assert "temperature" not in said[1.0]
+    assert "temperature=1e-06 leaves hardly any noise" in said[1e-6]
+
+
 def test_a_saved_temperature_that_is_none_is_refused_and_an_older_state_has_none():
     _, _, posterior = collect(steps=3)
     state = posterior.state_dict()
