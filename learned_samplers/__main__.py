@@ -52,7 +52,7 @@ def estimators() -> str:
 
 
 def in_words(badge: str) -> str:
-    """What a badge says of the invariant law."""
+    """Words for what a badge says of the invariant law."""
     return "no law" if badge == "heuristic" else f"law: {badge}, measured"
 
 

@@ -66,7 +66,7 @@ class Entry:
 
     @property
     def is_learned(self) -> bool:
-        """Whether its update holds a network."""
+        """True if its update holds a network."""
         return issubclass(self.sampler, LearnedSampler)
 
     @cached_property
@@ -81,22 +81,22 @@ class Entry:
 
     @property
     def needs_closure(self) -> bool:
-        """Whether ``step`` works only with a closure."""
+        """True if ``step`` works only with a closure."""
         return self.example.needs_closure
 
     @property
     def stacked(self) -> bool:
-        """Whether several networks may lie along a leading axis of its parameters (`Chains`)."""
+        """True if several networks may lie along a leading axis of its parameters (`Chains`)."""
         return "stacked" in self.example.side_by_side
 
     @property
     def sharded(self) -> bool:
-        """Whether its parameters may be sharded over processes."""
+        """True if its parameters may be sharded over processes."""
         return not self.example.not_sharded
 
     @property
     def differentiable(self) -> bool:
-        """Whether gradients pass through its steps (``higher``)."""
+        """True if gradients pass through its steps (``higher``)."""
         return not self.example.not_differentiable
 
 

@@ -129,7 +129,7 @@ def _low_rank_of(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[nn.M
         return None
     down, up = module.lora_A[adapter], module.lora_B[adapter]
     held = {id(p) for part in (down, up) for p in part.parameters()}
-    plain = type(down) is type(up) is nn.Linear and down.bias is None
+    plain = type(down) is nn.Linear and type(up) is nn.Linear and down.bias is None
     return (down, up, module.scaling[adapter]) if plain and {id(t) for t in tensors.values()} == held else None
 
 

@@ -1,4 +1,4 @@
-"""What a model with adapters must be, and the names that ``peft`` gives the weights of its adapter."""
+"""Requirements on a model with adapters, and the names that ``peft`` gives the weights of its adapter."""
 
 from __future__ import annotations
 

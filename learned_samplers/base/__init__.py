@@ -1,1 +1,1 @@
-"""What every sampler is built on: the optimizer class, its tensor operations, its validation, its saved state."""
+"""Foundation of every sampler: the optimizer class, its tensor operations, its validation, its saved state."""

@@ -1,4 +1,4 @@
-"""What a sampler declares: the settings that all share, what it can do; and groups that are checked by that."""
+"""Declarations of a sampler: the settings that all share, what it can do; and groups that are checked by them."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _process_exists(pid: int) -> bool:
-    """Whether a process of that number runs on this host; True if the system cannot tell."""
+    """Return whether a process of that number runs on this host; True if the system cannot tell."""
     if os.name != "posix":  # os.kill would end the process there
         return True
     try:
@@ -247,7 +247,7 @@ class FolderLock:
 
     @property
     def held(self) -> bool:
-        """Whether the lock file is (still) this one's."""
+        """True if the lock file is (still) this one's."""
         held = self._finalizer.alive and self._pid == os.getpid()  # a forked child has a copy, and no lock
         return held and _read(self.path) == self._content
 

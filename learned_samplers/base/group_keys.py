@@ -80,7 +80,7 @@ def refuse_late(sampler: str, group: Mapping[str, Any], hyperparameters: Iterabl
 
 
 def _advice(sampler: str, key: str, value: Any, hyperparameters: set[str], num_data: Any = None) -> str:
-    """What to write instead of a name of torch's optimizers."""
+    """Advice what to write instead of a name of torch's optimizers."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if key in ("weight_decay", "l2"):
         text = "prior_precision = num_data * weight_decay"

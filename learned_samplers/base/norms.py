@@ -65,7 +65,7 @@ def joint_norms(tensors: Sequence[Tensor], mesh: Any = None) -> list[tuple[torch
 
 
 def _alike_and_small(tensors: Sequence[Tensor]) -> bool:
-    """Whether these are small tensors of one dtype on a CPU; all of it at the speed of C."""
+    """Return whether these are small tensors of one dtype on a CPU; all of it at the speed of C."""
     return (
         bool(tensors)
         and max(map(Tensor.numel, tensors)) < _LARGE

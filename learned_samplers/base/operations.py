@@ -23,7 +23,7 @@ from torch import Tensor
 
 
 def waits_for_launches(x: Tensor) -> bool:
-    """Whether many small operations on this tensor cost more than one that does the same: on all devices but CPUs."""
+    """Return whether many small operations on this tensor cost more than one large one: on all devices but CPUs."""
     return not x.is_cpu
 
 
@@ -183,7 +183,7 @@ def kick(
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a number or every element of a tensor is finite; None counts as finite."""
+    """Return whether a number or every element of a tensor is finite; None counts as finite."""
     return value is None or bool(torch.as_tensor(value).isfinite().all())
 
 

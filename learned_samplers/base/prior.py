@@ -122,7 +122,7 @@ def draw(sampler: Chain) -> None:
 
 
 def has_priors(params: Any) -> bool:
-    """Whether a parameter group among the first argument of an optimizer has a prior of its own."""
+    """Return whether a parameter group among the first argument of an optimizer has a prior of its own."""
     return any(prior_of(group.get("prior_precision")) is not None for group in groups_of(params))
 
 

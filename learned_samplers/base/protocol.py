@@ -1,4 +1,4 @@
-"""What a step's guards, the priors and the checks of saved states read, and write, of the sampler that steps."""
+"""Protocol of a sampler: all that guards, priors and the checks of saved states read and write of it."""
 
 from __future__ import annotations
 

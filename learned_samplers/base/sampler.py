@@ -255,7 +255,7 @@ class Sampler(ConfiguredOptimizer):
 
     @property
     def is_sampling(self) -> bool:
-        """Whether the last step reached a sample (False while a cyclical schedule explores)."""
+        """True if the last step reached a sample (False while a cyclical schedule explores)."""
         return True if self.schedule is None else self.schedule.is_sampling
 
     @property

@@ -236,7 +236,7 @@ class ResumableOptimizer(NoisyOptimizer):
         """Raise ValueError unless what a saved state says of its sampler fits this one; subclasses do."""
 
     def bookmark(self) -> Callable[[], None]:
-        """What puts back, as it is now, all that a subclass keeps outside of its groups and its state."""
+        """Return a function that restores what a subclass keeps outside of its groups and its state, as it is now."""
         return lambda: None
 
     @contextmanager

@@ -64,7 +64,7 @@ class Setting:
 
     @property
     def required(self) -> bool:
-        """Whether it has no default."""
+        """True if it has no default."""
         return self.default is MISSING
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def is_sharded(x: Any) -> bool:
-    """Whether a tensor is a `DTensor` (without importing what defines it)."""
+    """Return whether a tensor is a `DTensor` (without importing what defines it)."""
     return type(x).__name__ == "DTensor"
 
 
@@ -35,7 +35,7 @@ def placed_like(x: Tensor, p: Tensor) -> Tensor:
 
 
 def same_layout(x: Tensor, p: Tensor) -> bool:
-    """Whether a state tensor is laid out as its parameter's would be."""
+    """Return whether a state tensor is laid out as its parameter's would be."""
     if not is_sharded(p):
         return not is_sharded(x)
     return is_sharded(x) and (x.device_mesh, x.placements) == (p.device_mesh, placements(p, x.dim()))  # type: ignore
@@ -60,12 +60,12 @@ def summed(x: Tensor, p: Any) -> Tensor:
 
 
 def all_finite(x: Tensor) -> bool:
-    """Whether a tensor is finite, in all processes."""
+    """Return whether a tensor is finite, in all processes."""
     return not anywhere(not local(x).isfinite().all(), x.device_mesh if is_sharded(x) else None)  # type: ignore
 
 
 def anywhere(value: Any, mesh: Any) -> bool:
-    """Whether something is so in one process of the mesh at least."""
+    """Return whether ``value`` is true in at least one process of the mesh."""
     if mesh is None:
         return bool(value)
     flag = torch.tensor(float(bool(value)), device=mesh.device_type)

@@ -1,4 +1,4 @@
-"""What a step gathers before anything moves: the loss and, for each parameter group, parameters and gradients.
+"""Inputs of a step, gathered before anything moves: the loss and, for each parameter group, parameters and gradients.
 
 All that the rule will read is looked at here: gradients are there, dense and finite, parameters are finite and of the
 shape and dtype that the state has, and numbers so large that the step may overflow are noted.
@@ -33,7 +33,7 @@ _TURNS = 8
 
 @dataclass
 class GroupInputs:
-    """What one parameter group needs for a step."""
+    """Inputs of a step for one parameter group."""
 
     #: The parameters that are sampled; those with ``requires_grad=False`` are left out.
     params: list[Tensor]
@@ -47,7 +47,7 @@ class GroupInputs:
 
 @dataclass
 class Evaluation:
-    """What `Sampler.evaluate` returns: all that a step needs, checked before any parameter moves."""
+    """Result of `Sampler.evaluate`: all that a step needs, checked before any parameter moves."""
 
     #: What the closure returned, or None without one.
     loss: Any
@@ -163,7 +163,7 @@ def blocks(params: list[Tensor], limit: int | None = None) -> Iterator[slice]:
 
 
 def as_loss(value: Any) -> Tensor:
-    """What a closure returned, as a tensor; a number of Python's keeps its double precision.
+    """Return what a closure returned as a tensor; a number of Python's keeps its double precision.
 
     Raises:
         TypeError: a tensor of half precision: an energy of N losses that are rounded to 8 or 11 bits is a staircase.

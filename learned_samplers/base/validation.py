@@ -238,7 +238,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 
 def _share_memory(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors of one storage have an element in common (their spans may interleave without one)."""
+    """Return whether two tensors of one storage have an element in common (their spans may interleave without one)."""
     if first.element_size() != second.element_size():
         return True
     taken = torch.zeros(first.untyped_storage().nbytes() // first.element_size(), dtype=torch.bool)

@@ -32,7 +32,7 @@ class Once:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has said True."""
+        """True once it has said True."""
         return not self._left
 
 

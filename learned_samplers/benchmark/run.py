@@ -1,4 +1,4 @@
-"""What a sampler does on a target: its distance from the reference, and what that costs."""
+"""Run of a sampler on a target: its distance from the reference, and its cost."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def barrier(states: Sequence[list[torch.Tensor]], target: Target) -> float:
 
 
 def distance(result: dict[str, Any]) -> float:
-    """What the best learning rate is chosen by: the total variation of a classifier, else both errors together."""
+    """Return the error by which the best learning rate is chosen: the total variation of a classifier, else both errors together."""
     if "diverged" in result:
         return math.inf
     return result.get("total_variation", result["mean_error"] + result["deviation_error"])

@@ -32,7 +32,7 @@ _WORSE, _ERRORS = 2, 3.0
 
 @dataclass(frozen=True)
 class HeldOutRow:
-    """What held-out rows say of one value."""
+    """Evidence of the held-out rows about one value."""
 
     value: float
     #: Negative log-likelihood of the average over the samples at this value, mean over the held-out rows.
@@ -130,16 +130,16 @@ def suggest_prior(
     prior = getattr(path.sampler, "prior", None)
     if prior is not None and prior.every:
         raise ValueError(f"sampler must have a prior_precision that stays, got {prior!r}, which is sampled")
-    own = [as_number(group.get("prior_precision", 0.0)) for group in path.sampler.param_groups]
-    if not any(own):
+    precisions = [as_number(group.get("prior_precision", 0.0)) for group in path.sampler.param_groups]
+    if not any(precisions):
         raise ValueError("sampler must have a prior_precision above 0 to begin from, got 0: a flat prior")
 
     def change(factor: float) -> None:
-        for group, precision in zip(path.sampler.param_groups, own, strict=True):
+        for group, precision in zip(path.sampler.param_groups, precisions, strict=True):
             group["prior_precision"] = factor * precision
 
     def setting(factor: float) -> float | Prior:
-        return _rounded(factor * own[0]) if prior is None else prior.scaled(factor)
+        return _rounded(factor * precisions[0]) if prior is None else prior.scaled(factor)
 
     return path.report("factor of prior_precision", values, 1.0, change, setting)
 
@@ -173,15 +173,15 @@ def suggest_temperature(
     """
     values = _values("temperatures", temperatures)
     path = _Path(model, loss, data, sampler, held_out, steps, batch_size, seed)
-    own = {as_number(group.get("temperature", math.nan)) for group in path.sampler.param_groups}
-    if len(own) != 1 or math.isnan(*own):
-        raise ValueError(f"sampler must have one temperature for all parameters, got {sorted(own)}")
+    present = {as_number(group.get("temperature", math.nan)) for group in path.sampler.param_groups}
+    if len(present) != 1 or math.isnan(*present):
+        raise ValueError(f"sampler must have one temperature for all parameters, got {sorted(present)}")
 
     def change(temperature: float) -> None:
         for group in path.sampler.param_groups:
             group["temperature"] = temperature
 
-    return path.report("temperature", values, own.pop(), change, _rounded)
+    return path.report("temperature", values, present.pop(), change, _rounded)
 
 
 def _values(name: str, values: Any) -> list[float]:
@@ -307,27 +307,29 @@ class _Path:
             if made >= self.steps:
                 raise ValueError(f"steps={self.steps} end before the sampler has warmed up: raise steps")
             made += sum(1 for _ in self._walk(1))
-        each = (self.steps - made) // (len(values) + 1)
-        if each < 20:
+        steps_per_value = (self.steps - made) // (len(values) + 1)
+        if steps_per_value < 20:
             raise ValueError(f"steps={self.steps} are too few for {len(values)} values after {made} of warm-up")
         seen: list[tuple[float, Tensor, float]] = []
         worse = 0
         for value in values:
             change(value)
-            seen.append((value, *self._at(each)))
+            seen.append((value, *self._at(steps_per_value)))
             rows = _compared(seen)
             worse = worse + 1 if rows[-1].difference > _ERRORS * rows[-1].error > 0 else 0
             if value < present and worse >= _WORSE:
                 break
         change(present)
-        gain, error = _difference(self._at(each), next((density, e) for value, density, e in seen if value == present))
+        gain, error = _difference(
+            self._at(steps_per_value), next((density, e) for value, density, e in seen if value == present)
+        )
         at_present = next(row for row in rows if row.value == present)
         suggested = next(row.value for row in rows if not row.error)
         return HeldOutReport(
             quantity=quantity,
             sampler=type(self.sampler).__name__,
             held_out=len(self.held_out[1]),
-            steps=made + each * (len(rows) + 1),
+            steps=made + steps_per_value * (len(rows) + 1),
             rows=tuple(rows),
             present=present,
             decided=at_present.difference > at_present.error,
@@ -355,7 +357,7 @@ def _compared(seen: list[tuple[float, Tensor, float]]) -> list[HeldOutRow]:
 
 def _difference(first: Sequence[Any], second: Sequence[Any]) -> tuple[float, float]:
     """By how much the first log-likelihoods of the rows are higher in mean, with its standard error."""
-    (density, error), (other, other_error) = first, second
-    gaps = density - other
+    (densities, error), (second_densities, second_error) = first, second
+    gaps = densities - second_densities
     of_rows = gaps.std(correction=0).item() / math.sqrt(max(1, len(gaps) - 1))
-    return gaps.mean().item(), math.sqrt(of_rows**2 + error**2 + other_error**2)
+    return gaps.mean().item(), math.sqrt(of_rows**2 + error**2 + second_error**2)

@@ -268,15 +268,15 @@ class Restarts(torch.optim.Optimizer):
         if header.get("plan") != plan:
             raise ValueError(f"state_dict has (chains, length, burn_in) = {header.get('plan')}, and these are {plan}")
         buffers: dict[str, Tensor] = header["buffers"]
-        shapes = ({name: buffer.shape for name, buffer in some.items()} for some in (buffers, self._buffers))
-        if next(shapes) != next(shapes):
+        shapes = {name: buffer.shape for name, buffer in self._buffers.items()}
+        if {name: buffer.shape for name, buffer in buffers.items()} != shapes:
             raise ValueError("state_dict has the buffers of another network")
         sampler = self._sampler()
         sampler.load_state_dict({key: value for key, value in state_dict.items() if key != _HEADER})
         self._follow(sampler)
         (torch.set_rng_state if self.generator is None else self.generator.set_state)(header["rng"].cpu())
         self.step_count, self.chain, self._begun = header["step_count"], header["chain"], header["begun"]
-        self._buffers = {name: buffers[name].to(own, copy=True) for name, own in self._buffers.items()}
+        self._buffers = {name: buffers[name].to(buffer, copy=True) for name, buffer in self._buffers.items()}
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("Restarts holds its network and cannot be copied: make another, and load state_dict() into it")

@@ -19,8 +19,8 @@ def network_of_all(standardised: Standardised, samples: SampleCollection, head: 
     states = list(samples)
     for place, layer in enumerate(samples.model.children()):
         stacked = {name: torch.stack([s[f"{place}.{name}"] for s in states]) for name, _ in layer.named_parameters()}
-        kind = {nn.Linear: _Linear, SharedNoise: _Noise}.get(type(layer))
-        layers.append(kind(stacked) if kind else layer)
+        module = {nn.Linear: _Linear, SharedNoise: _Noise}.get(type(layer))
+        layers.append(module(stacked) if module else layer)
     return nn.Sequential(*layers, head)
 
 

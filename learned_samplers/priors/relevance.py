@@ -61,7 +61,7 @@ class Relevance(Prior):
 
     def draw(self, sampler: Chain, group: dict[str, Any]) -> None:
         pairs = zip(sampler.param_groups, sampler.group_priors, strict=True)
-        weights = [p for other, prior in pairs if prior is self for p in other["params"] if p.dim() > 1]
+        weights = [p for sibling, prior in pairs if prior is self for p in sibling["params"] if p.dim() > 1]
         temperature = as_number(sampler.hyper(group)["temperature"])
         if not weights or weights[0] is not group["params"][0] or not weights[0].requires_grad or not temperature:
             return

@@ -67,7 +67,7 @@ def _warn_of_several_temperatures(sampler: Chain) -> None:
 
 
 def _comparable(value: Any) -> Any:
-    """What to compare a hyperparameter by later: the number in a tensor, which may be changed in place meanwhile.
+    """Value by which a hyperparameter is compared later: of a tensor the number, as the tensor may change in place.
 
     A tensor of more numbers than one equals nothing; a list of tensors equals one of the same objects; True is not 1.
     """

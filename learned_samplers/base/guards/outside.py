@@ -71,7 +71,7 @@ class OutsideChanges:
         self.noted = _probe(_probed(sampler)) if self.watching else None
 
     def _moved(self, sampler: Chain, before: Tensor) -> bool:
-        """Whether something that takes the law has moved the weights since these numbers were noted."""
+        """Return whether something that takes the law has moved the weights since these numbers were noted."""
         params = _probed(sampler)
         now = _probe(params)
         if now is None or (before.shape, before.dtype, before.device) != (now.shape, now.dtype, now.device):

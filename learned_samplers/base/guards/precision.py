@@ -30,7 +30,7 @@ MASTER = "master"
 
 
 def has_master(group: dict[str, Any], p: Tensor) -> bool:
-    """Whether the update of a parameter works on a float32 copy."""
+    """Return whether the update of a parameter works on a float32 copy."""
     return p.dtype in HALF and group.get("master_weights", False) is not False
 
 

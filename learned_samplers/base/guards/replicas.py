@@ -30,7 +30,7 @@ _MOVED = "something else than the sampler moved one of them"
 
 
 def in_process_group() -> bool:
-    """Whether this process works with others."""
+    """Return whether this process works with others."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
@@ -79,7 +79,7 @@ def _refuse_late(sampler: Chain) -> None:
 
 
 def are_replicas(mode: str, params: list[Tensor]) -> bool:
-    """Whether the processes hold copies of one chain, for ``distributed=mode``; a local decision, without a message.
+    """Return whether the processes hold copies of one chain, for ``distributed=mode``; no message is sent.
 
     "auto" looks for a living `DistributedDataParallel` module that has one of the parameters.
 
@@ -101,7 +101,7 @@ def are_replicas(mode: str, params: list[Tensor]) -> bool:
 
 
 def writes(sampler: torch.optim.Optimizer) -> bool:
-    """Whether this process is the one that writes the samples of the chain it takes part in."""
+    """Return whether this process is the one that writes the samples of the chain it takes part in."""
     if not in_process_group():
         return True
     mesh = getattr(sampler, "mesh", None)

@@ -20,7 +20,7 @@ def mark(params: Iterable[Tensor], layout: str) -> None:
 
 
 def is_stacked(p: Any) -> bool:
-    """Whether the leading axis of a parameter is that of networks side by side."""
+    """Return whether the leading axis of a parameter is that of networks side by side."""
     return getattr(p, "side_by_side", None) == "stacked"
 
 
