@@ -161,9 +161,9 @@ def reloaded(model: nn.Module, sampler: torch.optim.Optimizer, twin: nn.Module, 
     buffer.seek(0)
     weights, state = torch.load(buffer, weights_only=True)
     twin.load_state_dict(weights)
-    other = make(twin)
-    other.load_state_dict(state)
-    return other
+    restored = make(twin)
+    restored.load_state_dict(state)
+    return restored
 
 
 def same(one: Any, other: Any) -> bool:

@@ -138,7 +138,7 @@ def barrier(states: Sequence[list[torch.Tensor]], target: Target) -> float:
 
 
 def distance(result: dict[str, Any]) -> float:
-    """Return the error by which the best learning rate is chosen: the total variation of a classifier, else both errors together."""
+    """Return the error that chooses the learning rate: the total variation of a classifier, else both errors."""
     if "diverged" in result:
         return math.inf
     return result.get("total_variation", result["mean_error"] + result["deviation_error"])

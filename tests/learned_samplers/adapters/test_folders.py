@@ -26,12 +26,14 @@ def logits(samples):
 def test_peft_reads_every_sample_without_us(tmp_path, case):
     import peft
 
-    kind, options = CONFIGS[case]
-    samples = samples_of(adapted(kind, lora(kind, **options)), 3)
+    architecture, options = CONFIGS[case]
+    samples = samples_of(adapted(architecture, lora(architecture, **options)), 3)
     samples.save_adapters(tmp_path / "adapters")
     expected = logits(samples)
     for k in range(3):
-        model = peft.PeftModel.from_pretrained(base(kind), str(tmp_path / "adapters" / f"sample-{k:04d}")).eval()
+        model = peft.PeftModel.from_pretrained(
+            base(architecture), str(tmp_path / "adapters" / f"sample-{k:04d}")
+        ).eval()
         with torch.no_grad():
             torch.testing.assert_close(model(**texts()).logits, expected[k], rtol=1e-5, atol=1e-6)
 
@@ -58,10 +60,10 @@ def test_an_ensemble_trained_elsewhere_is_a_collection(tmp_path):
         model.save_pretrained(str(tmp_path / f"seed{seed}"))
         with torch.no_grad():
             expected.append(model(**texts()).logits)
-    whole = AdapterSamples.load(tmp_path, base())
-    torch.testing.assert_close(logits(whole), torch.stack(expected), rtol=1e-5, atol=1e-6)
+    ensemble = AdapterSamples.load(tmp_path, base())
+    torch.testing.assert_close(logits(ensemble), torch.stack(expected), rtol=1e-5, atol=1e-6)
     listed = AdapterSamples.load([tmp_path / "seed2", tmp_path / "seed0"], base())
-    torch.testing.assert_close(logits(listed), logits(whole)[[2, 0]], rtol=0, atol=0)
+    torch.testing.assert_close(logits(listed), logits(ensemble)[[2, 0]], rtol=0, atol=0)
 
 
 def test_an_adapter_of_another_name_is_written_as_peft_does(tmp_path):
@@ -86,13 +88,13 @@ def test_adapters_of_other_configurations_are_refused_by_name(tmp_path, options)
 
 def test_another_base_is_refused(tmp_path):
     samples_of(adapted(), 2).save_adapters(tmp_path / "adapters")
-    other = base()
+    changed = base()
     with torch.no_grad():
-        other.bert.encoder.layer[0].intermediate.dense.bias[0] += 1
+        changed.bert.encoder.layer[0].intermediate.dense.bias[0] += 1
     samples = AdapterSamples.load(tmp_path / "adapters", base())
     samples.save_adapters(tmp_path / "again")  # with fingerprints of the base
     with pytest.raises(ValueError, match=r"another base, .*intermediate\.dense\.bias"):
-        AdapterSamples.load(tmp_path / "again", other)
+        AdapterSamples.load(tmp_path / "again", changed)
 
 
 def test_damage_is_refused_by_name(tmp_path):

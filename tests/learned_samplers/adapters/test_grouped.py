@@ -49,8 +49,8 @@ def logits(samples, inputs, **options):
 
 @pytest.mark.parametrize("case", CASES)
 def test_one_forward_is_many(case):
-    kind, config = CASES[case]
-    samples = samples_of(adapted(kind, config()))
+    architecture, config = CASES[case]
+    samples = samples_of(adapted(architecture, config()))
     alone = logits(samples, texts(), vectorize=False)
     together = logits(samples, texts(), vectorize=True)
     assert (alone.std(0) > 1e-4).any(), "the adapters agree"
@@ -72,8 +72,8 @@ def test_the_base_is_in_memory_once():
     samples = samples_of(adapted("llama"))
     state = {name: torch.stack([sample[name] for sample in samples]) for name in samples.parameter_names}
     network = samples._runner.network().with_tensors(state)
-    own = {p.data_ptr() for p in samples.model.parameters() if not p.requires_grad}
-    new = [p for p in network.state_dict().values() if p.data_ptr() not in own]
+    pointers = {p.data_ptr() for p in samples.model.parameters() if not p.requires_grad}
+    new = [p for p in network.state_dict().values() if p.data_ptr() not in pointers]
     assert sum(t.numel() for t in new) == sum(t.numel() for t in state.values())
 
 

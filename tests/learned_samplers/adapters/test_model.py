@@ -98,9 +98,9 @@ def test_prompts_and_plain_networks_are_refused():
     prompts = peft.get_peft_model(base("llama"), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
     refused(prompts, "PROMPT_TUNING adds prompts")
     plain = nn.Linear(2, 2)
-    whole = SampleCollection.from_samples(plain, [plain.state_dict()])
+    collection = SampleCollection.from_samples(plain, [plain.state_dict()])
     with pytest.raises(TypeError, match=r"model must be a peft\.PeftModel.*got Linear"):
-        AdapterSamples.of(whole)
+        AdapterSamples.of(collection)
 
 
 def test_a_wrapped_model_works(tmp_path):

@@ -52,13 +52,13 @@ def test_the_rule_is_the_papers():
     theta, g, average, h, estimate = (torch.rand(5, dtype=torch.float64) for _ in range(5))
     beta, gamma, delta = 0.9, 0.99, 0.2
     weight = torch.full((1,), 1 - beta**3, dtype=torch.float64)
-    found = ivon_rule(theta, g, None, average, h, weight, hessian_estimate=estimate, betas=(beta, gamma), **RULE)
+    results = ivon_rule(theta, g, None, average, h, weight, hessian_estimate=estimate, betas=(beta, gamma), **RULE)
     mean_gradient = beta * average + (1 - beta) * g
     hessian = gamma * h + (1 - gamma) * estimate + 0.5 * (1 - gamma) ** 2 * (h - estimate) ** 2 / (h + delta)
     corrected = mean_gradient / (1 - beta**4)
     expected = theta - 0.2 * (0.7 + delta) * (corrected + delta * theta) / (hessian + delta)
-    for one, other in zip(found, (expected, mean_gradient, hessian, torch.tensor([1 - beta**4])), strict=True):
-        assert torch.allclose(one, other.double(), rtol=1e-7 if other.numel() == 1 else 1e-12)
+    for result, target in zip(results, (expected, mean_gradient, hessian, torch.tensor([1 - beta**4])), strict=True):
+        assert torch.allclose(result, target.double(), rtol=1e-7 if target.numel() == 1 else 1e-12)
 
 
 @pytest.mark.parametrize("estimate", [-1e4, -3.0, 0.0, 50.0])
@@ -88,8 +88,8 @@ def draw(model, sampler, *rows, factor=1.0):
     x, y = small_data()
     with sampler.sampled_params():
         sampler.zero_grad()
-        for each in rows or (slice(None),):
-            (factor * nn.functional.cross_entropy(model(x[each]), y[each]) / max(1, len(rows))).backward()
+        for block in rows or (slice(None),):
+            (factor * nn.functional.cross_entropy(model(x[block]), y[block]) / max(1, len(rows))).backward()
 
 
 def trained(take, steps=5, **settings):
@@ -120,8 +120,8 @@ def test_several_blocks_before_a_step_are_averaged_as_the_closures_are():
         sampler.step()
 
     by_closure = trained(lambda model, sampler: sampler.step(closure_for(model, sampler)), draws=3)
-    for one, other in zip(by_closure, trained(blocks), strict=True):
-        assert torch.equal(one, other)
+    for expected, p in zip(by_closure, trained(blocks), strict=True):
+        assert torch.equal(expected, p)
 
 
 def test_more_draws_measure_the_curvature_better():
@@ -214,9 +214,9 @@ def _scaled(*, inside, scale):
 
 
 def test_a_scaler_that_unscales_inside_of_the_block_changes_nothing():
-    found, expected = _scaled(inside=True, scale=2.0**10), _scaled(inside=False, scale=1.0)
-    for one, other in zip(found, expected, strict=True):
-        assert torch.allclose(one, other, rtol=1e-5, atol=1e-7)
+    unscaled, expected = _scaled(inside=True, scale=2.0**10), _scaled(inside=False, scale=1.0)
+    for p, q in zip(unscaled, expected, strict=True):
+        assert torch.allclose(p, q, rtol=1e-5, atol=1e-7)
 
 
 def test_a_step_that_the_scaler_skips_is_forgotten():
@@ -276,9 +276,9 @@ def test_a_parameter_that_one_draw_of_two_does_not_reach_has_half_its_gradient(r
 
 def test_after_gradients_that_are_not_finite_the_loop_goes_on_and_one_that_is_missing_does_not_spoil_the_checkpoint():
     def make():
-        return IVON([theta, other], 0.1, 10, missing_gradient="skip")
+        return IVON([theta, unused], 0.1, 10, missing_gradient="skip")
 
-    theta, other, raised = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True), []
+    theta, unused, raised = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True), []
     sampler = make()
     for factor in (float("inf"), 1.0, 1.0):
         with sampler.sampled_params():

@@ -147,8 +147,8 @@ OWN = {"burn_in": 0, "thinning": 1, "rank": 20, "generator": "its own"}
     ("change", "named"),
     [
         *(
-            ({"settings": {**OWN, **other}}, next(iter(other)))
-            for other in ({"burn_in": 2}, {"thinning": 5}, {"rank": 3})
+            ({"settings": {**OWN, **changes}}, next(iter(changes)))
+            for changes in ({"burn_in": 2}, {"thinning": 5}, {"rank": 3})
         ),
         ({"settings": {**OWN, "generator": None}}, "generator"),
         ({"settings": "all"}, "not a state dict"),

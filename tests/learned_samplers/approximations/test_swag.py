@@ -99,10 +99,10 @@ def test_a_resumed_swag_goes_on_with_its_draws(own):
     torch.save(swag.state_dict(), buffer)
     buffer.seek(0)
     following = draws_of(model, swag, 2)
-    other_model, other = walked(torch.zeros(0, 5), rank=3, generator=generator())
-    other.load_state_dict(torch.load(buffer, weights_only=True))
+    other_model, resumed_swag = walked(torch.zeros(0, 5), rank=3, generator=generator())
+    resumed_swag.load_state_dict(torch.load(buffer, weights_only=True))
     torch.set_rng_state(noise)
-    resumed = draws_of(other_model, other, 2)
+    resumed = draws_of(other_model, resumed_swag, 2)
     assert torch.equal(resumed, following)
     assert not torch.equal(resumed, first)
 

@@ -50,10 +50,10 @@ class FailsAt(TorchDispatchMode):
 def _chain(name, setting):
     dtype = torch.bfloat16 if setting == "bfloat16" else torch.float32
     model = small_network().to(dtype)
-    own = torch.Generator().manual_seed(3) if setting == "generator" else None
+    generator = torch.Generator().manual_seed(3) if setting == "generator" else None
     groups = [{"params": [p]} for p in model.parameters()] if setting == "generator" else model.parameters()
     more = {"prior_mean": "initial", "prior_precision": 1.0} if setting == "prior_mean" else {}
-    sampler = SAMPLERS[name](groups, generator=own, **more)
+    sampler = SAMPLERS[name](groups, generator=generator, **more)
     torch.manual_seed(1)
     return model, sampler, closure_for(model, sampler)
 

@@ -139,6 +139,6 @@ def test_a_step_that_cannot_be_compiled_runs_as_it_is_and_says_so_once(reason, i
     torch.compile(later.step, backend="eager", fullgraph=True)()
     assert counters["stats"]["unique_graphs"] == 1
     torch._dynamo.reset()
-    whole = torch.compile(UNCOMPILED[reason]().step, backend="eager", fullgraph=True)
+    full_graph = torch.compile(UNCOMPILED[reason]().step, backend="eager", fullgraph=True)
     with pytest.raises(Exception, match="step_that_cannot_be_compiled"):
-        whole()
+        full_graph()

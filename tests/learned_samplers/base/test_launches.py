@@ -92,11 +92,11 @@ def test_statistics_of_tensors_are_the_same(piece, on_gpu, monkeypatch):
     x = torch.randn(2, 9, dtype=torch.float64)
     values = torch.randn(2, 3, dtype=torch.float64)
     windows = ((0, 9), (2, 9), (3, 8), (4, 6))
-    alone = [tensors.mean_square(x), tensors.mean(x.abs()), *[tensors.expand(values, *each) for each in windows]]
+    alone = [tensors.mean_square(x), tensors.mean(x.abs()), *[tensors.expand(values, *window) for window in windows]]
     on_gpu()
-    found = [tensors.mean_square(x), tensors.mean(x.abs())]
-    found += [tensors.expand(values, *each) for each in windows]
-    for got, expected in zip(found, alone, strict=True):
+    statistics = [tensors.mean_square(x), tensors.mean(x.abs())]
+    statistics += [tensors.expand(values, *window) for window in windows]
+    for got, expected in zip(statistics, alone, strict=True):
         torch.testing.assert_close(got, expected)
     torch.testing.assert_close(
         tensors.mean(x), alone[1] * 0 + torch.stack([x[:, :3].mean(1), x[:, 3:8].mean(1), x[:, 8]], 1)

@@ -110,12 +110,12 @@ def test_a_file_system_without_locks_has_the_file_itself_as_one(tmp_path, monkey
 
 def test_a_file_that_cannot_be_read_while_it_is_locked_is_a_lock_all_the_same(tmp_path, monkeypatch):
     """As on Windows."""
-    own = open
+    open_file = open
 
     def refuse(path, *given):
         if str(path).endswith(LOCK):
             raise PermissionError(13, "locked")
-        return own(path, *given)
+        return open_file(path, *given)
 
     monkeypatch.setattr(files, "open", refuse, raising=False)
     with FolderLock(tmp_path) as lock:
@@ -187,11 +187,11 @@ def test_temporary_files_of_dead_processes_are_removed(tmp_path):
     host = socket.gethostname()
     dead = tmp_path / f".table.md.{host}.{dead_pid()}.tmp"
     living = tmp_path / f".table.md.{host}.{os.getppid()}.tmp"
-    other = tmp_path / f".table.md.elsewhere.{2**40}.tmp"
-    for file in (dead, living, other):
+    elsewhere = tmp_path / f".table.md.elsewhere.{2**40}.tmp"
+    for file in (dead, living, elsewhere):
         file.write_text("half")
     write_atomically(tmp_path / "table.md", b"whole")
-    assert {file.name for file in tmp_path.iterdir()} == {living.name, other.name, "table.md"}
+    assert {file.name for file in tmp_path.iterdir()} == {living.name, elsewhere.name, "table.md"}
 
 
 def test_append_drops_what_was_torn_and_undoes_what_failed(tmp_path, monkeypatch):

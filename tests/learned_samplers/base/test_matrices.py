@@ -40,27 +40,27 @@ def matrix(rows, columns, seed=0, **kind):
 def test_values_are_those_of_five_iterations(rows, columns):
     x = matrix(rows, columns, 6)
     x[0] *= 1e-4
-    (found,) = orthogonal([x])
+    (factor,) = orthogonal([x])
     u, s, vt = torch.linalg.svd(x, full_matrices=False)
     s = s / s.norm()
     for _ in range(5):
         s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
-    torch.testing.assert_close(found, math.sqrt(max(rows, columns)) * (u * s @ vt), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(factor, math.sqrt(max(rows, columns)) * (u * s @ vt), rtol=1e-8, atol=1e-8)
     (single,) = orthogonal([x.float()])
-    torch.testing.assert_close(single.double(), found, rtol=0, atol=1e-3)
+    torch.testing.assert_close(single.double(), factor, rtol=0, atol=1e-3)
 
 
 def test_a_single_row_is_divided_by_its_root_mean_square():
     x = matrix(1, 12)
     for given_x in (x, x.mT):
-        (found,) = orthogonal([given_x])
-        torch.testing.assert_close(found, given_x / x.square().mean().sqrt())
+        (factor,) = orthogonal([given_x])
+        torch.testing.assert_close(factor, given_x / x.square().mean().sqrt())
 
 
 def test_matrices_of_one_shape_and_leading_axes_do_not_touch_each_other():
-    first, second, other = matrix(4, 6, 1), matrix(4, 6, 2), matrix(6, 4, 3)
-    together = orthogonal([first, other, second])
-    for got, alone in zip(together, (first, other, second), strict=True):
+    first, second, tall = matrix(4, 6, 1), matrix(4, 6, 2), matrix(6, 4, 3)
+    together = orthogonal([first, tall, second])
+    for got, alone in zip(together, (first, tall, second), strict=True):
         torch.testing.assert_close(got, orthogonal([alone])[0], rtol=1e-10, atol=1e-12)
     (batch,) = orthogonal([torch.stack([first, second])])
     torch.testing.assert_close(batch, torch.stack([together[0], together[2]]), rtol=1e-10, atol=1e-12)
@@ -69,19 +69,19 @@ def test_matrices_of_one_shape_and_leading_axes_do_not_touch_each_other():
 @pytest.mark.parametrize("transposed", [False, True])
 def test_large_ones_are_made_orthogonal_in_equal_blocks_of_their_shorter_side(transposed, monkeypatch):
     x = matrix(10, 14)
-    whole = torch.cat([orthogonal([x[:4]])[0], orthogonal([x[4:8]])[0], orthogonal([x[8:]])[0]])
+    blocks = torch.cat([orthogonal([x[:4]])[0], orthogonal([x[4:8]])[0], orthogonal([x[8:]])[0]])
     monkeypatch.setattr(matrices, "TALLEST_BLOCK", 4)
-    (found,) = orthogonal([x.mT if transposed else x])
-    torch.testing.assert_close(found.mT if transposed else found, whole, rtol=1e-8, atol=1e-8)
+    (factor,) = orthogonal([x.mT if transposed else x])
+    torch.testing.assert_close(factor.mT if transposed else factor, blocks, rtol=1e-8, atol=1e-8)
 
 
 def test_dead_and_rank_one_matrices_are_finite():
     (dead,) = orthogonal([torch.zeros(3, 5)])
     assert not dead.any()
     u, v = matrix(5, 1), matrix(1, 3)
-    (found,) = orthogonal([u @ v])
+    (factor,) = orthogonal([u @ v])
     expected = (u / u.norm()) @ (v / v.norm()) * math.sqrt(5)
-    ratio = (found / expected).flatten()
+    ratio = (factor / expected).flatten()
     assert ratio.std() < 1e-6
     assert 0.6 < ratio.mean() < 1.25
 
@@ -111,19 +111,19 @@ def test_it_is_momentum_times_the_inverse_root_of_the_covariance(rows, columns, 
     gradients = [scale * matrix(rows, columns, seed + i) for i in range(4)]
     covariance = sum(D ** (3 - i) * (1 - D) * g.mT @ g for i, g in enumerate(gradients))
     ahead = matrix(rows, columns, seed + 7)
-    found = whitened(ahead, states_after(gradients))
-    torch.testing.assert_close(found, expected_direction(ahead, covariance), rtol=1e-6, atol=1e-8)
+    direction = whitened(ahead, states_after(gradients))
+    torch.testing.assert_close(direction, expected_direction(ahead, covariance), rtol=1e-6, atol=1e-8)
 
 
 def test_wide_matrices_have_a_covariance_in_blocks(monkeypatch):
     monkeypatch.setattr(matrices, "WIDEST_BLOCK", 4)
     assert state_shape((3, 2, 5)) == (2, 3, 4, 4)
     gradients, ahead = [matrix(5, 10, i) for i in range(5)], matrix(5, 10, 9)
-    found = whitened(ahead, states_after(gradients))
+    direction = whitened(ahead, states_after(gradients))
     for part in (slice(0, 4), slice(4, 8), slice(8, 10)):
         covariance = sum(D ** (4 - i) * (1 - D) * g[:, part].mT @ g[:, part] for i, g in enumerate(gradients))
         expected = expected_direction(ahead[:, part], covariance)
-        torch.testing.assert_close(found[:, part], expected, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(direction[:, part], expected, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_what_does_not_converge_is_done_again_in_double_precision(monkeypatch):
 
     expected = expected_direction(gradient.double(), gradient.double().mT @ gradient.double())
     monkeypatch.setattr(torch.linalg, "eigh", fails)
-    found = whitened(gradient, states_after([gradient]))
-    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3)
+    direction = whitened(gradient, states_after([gradient]))
+    torch.testing.assert_close(direction.double(), expected, rtol=1e-3, atol=1e-3)
 
 
 # ------------------------------------------------------------------- turns
@@ -281,8 +281,8 @@ def test_a_matrix_that_lacks_gradients_when_it_is_its_turn_is_whitened_all_the_s
 @pytest.mark.parametrize("has_gradient", [odd, lambda step: not 4 <= step < 13 and step != 20])
 @pytest.mark.parametrize("resumed", [8, 10, 17, 34])
 def test_it_resumes_bit_for_bit(resumed, has_gradient, late):
-    whole, again = chain(40, has_gradient, late=late), chain(40, has_gradient, late=late, resumed=resumed)
-    assert all(map(torch.equal, whole[1:], again[1:]))
+    reference, again = chain(40, has_gradient, late=late), chain(40, has_gradient, late=late, resumed=resumed)
+    assert all(map(torch.equal, reference[1:], again[1:]))
 
 
 @pytest.mark.parametrize("fails", [7, 29, 30])

@@ -37,7 +37,7 @@ def run(sampler, p, steps, before=lambda step: None):
             before(step)
             p.grad = p.detach() / 10
             sampler.step()
-    return [str(each.message) for each in caught if RESEEDED in str(each.message)]
+    return [str(warning.message) for warning in caught if RESEEDED in str(warning.message)]
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -47,8 +47,8 @@ def test_noise_that_repeats_is_noticed_once_and_only_then(name):
         torch.manual_seed(3)
         p = torch.zeros(4, requires_grad=True)
         sampler = SAMPLERS[name]([p], 1e-3, 100)
-        (found,) = run(sampler, p, 60, lambda step, n=every: step >= 5 and step % n == 0 and torch.manual_seed(0))
-        assert "generator=torch.Generator().manual_seed(0)" in found
+        (message,) = run(sampler, p, 60, lambda step, n=every: step >= 5 and step % n == 0 and torch.manual_seed(0))
+        assert "generator=torch.Generator().manual_seed(0)" in message
     torch.manual_seed(3)
     assert not run(SAMPLERS[name]([p], 1e-3, 100), p, 60)
     assert not run(SAMPLERS[name]([p], 1e-3, 100, generator=own(1)), p, 60, lambda step: torch.manual_seed(0))
@@ -148,10 +148,10 @@ def chain(generator=None, steps=200):
 
 
 def test_threads_with_generators_of_their_own_draw_what_each_draws_alone():
-    alone, found = [chain(own(number)) for number in range(3)], {}
-    threads = [threading.Thread(target=lambda i=i: found.update({i: chain(own(i))})) for i in range(3)]
+    alone, together = [chain(own(number)) for number in range(3)], {}
+    threads = [threading.Thread(target=lambda i=i: together.update({i: chain(own(i))})) for i in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(torch.equal(found[number], expected) for number, expected in enumerate(alone))
+    assert all(torch.equal(together[number], expected) for number, expected in enumerate(alone))

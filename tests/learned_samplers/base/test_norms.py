@@ -22,13 +22,13 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_joint_norms_are_those_of_all_tensors(kind):
     tensors = [(1 + i) * x for i, x in enumerate(KINDS[kind])]
-    found = norms.joint_norms(tensors)
+    joint = norms.joint_norms(tensors)
     expected = math.hypot(*norms.norms(tensors)) if tensors else 0.0
-    assert math.hypot(*(value for _, value in found)) == pytest.approx(expected, rel=1e-6)
-    assert {dtype for dtype, _ in found} == {x.dtype for x in tensors}
+    assert math.hypot(*(value for _, value in joint)) == pytest.approx(expected, rel=1e-6)
+    assert {dtype for dtype, _ in joint} == {x.dtype for x in tensors}
 
 
-@pytest.mark.parametrize("kind", [kind for kind, tensors in KINDS.items() if tensors])
+@pytest.mark.parametrize("kind", [name for name, tensors in KINDS.items() if tensors])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_one_number_that_is_not_finite_is_seen_wherever_it_is(kind, value):
     for i, x in enumerate(KINDS[kind]):

@@ -61,10 +61,10 @@ def test_a_step_that_may_overflow_is_undone_with_all_that_it_wrote(name, monkeyp
     """Weights, states, noise, and what a sampler counts in its groups, although they have moved already."""
     model, sampler, unchanged = running(name)
     monkeypatch.setattr(step, "_SAFE", dict.fromkeys((torch.float32, torch.float64), -1.0))
-    own = sampler.advance
+    advance_group = sampler.advance
 
     def advance(group, inputs):
-        own(group, inputs)
+        advance_group(group, inputs)
         raise Interrupted
 
     monkeypatch.setattr(sampler, "advance", advance)

@@ -128,5 +128,5 @@ def test_temperatures_of_half_precision_do_not_overflow():
     p = torch.nn.Parameter(torch.full((4,), 0.5, dtype=torch.float16))
     sampler = SGHMC([p], 0.1, 60_000)
     p.grad = torch.full((4,), 4.0, dtype=torch.float16)
-    [found] = sampler.temperatures()
-    assert found["configurational"] == pytest.approx(120_000.0)
+    [temperatures] = sampler.temperatures()
+    assert temperatures["configurational"] == pytest.approx(120_000.0)

@@ -91,11 +91,14 @@ def test_what_is_no_mistake():
 def test_momentum_is_one_minus_its_decay_as_keyword_and_in_a_group(name):
     make = SAMPLERS[name]
     for momentum in (0.0, 0.75):
-        given = {"params": [parameter()], "momentum": momentum}
-        for sampler in (make([{"params": [parameter()]}, {"params": [parameter()]}], momentum=momentum), make([given])):
+        declared = {"params": [parameter()], "momentum": momentum}
+        for sampler in (
+            make([{"params": [parameter()]}, {"params": [parameter()]}], momentum=momentum),
+            make([declared]),
+        ):
             assert {group["momentum_decay"] for group in sampler.param_groups} == {1 - momentum}
             assert "momentum" not in sampler.param_groups[0]
-        assert given["momentum"] == momentum, "the user's own dict stays"
+        assert declared["momentum"] == momentum, "the user's own dict stays"
     both = {"momentum": 0.9, "momentum_decay": 0.1}
     for params, keywords in (([parameter()], both), ([{"params": [parameter()], **both}], {})):
         with pytest.raises(ValueError, match=r"momentum=0\.9 and momentum_decay=0\.1"):
@@ -110,8 +113,8 @@ def test_momentum_replaces_that_of_a_trained_optimizer_too():
     adam = torch.optim.Adam([p], betas=(0.8, 0.99))
     p.grad = torch.ones(3)
     adam.step()
-    for given, expected in (({}, 0.2), ({"momentum": 0.5}, 0.5), ({"momentum_decay": 0.3}, 0.3)):
-        (group,) = AdaptedSGHMC.from_optimizer(adam, 100, **given).param_groups
+    for keywords, expected in (({}, 0.2), ({"momentum": 0.5}, 0.5), ({"momentum_decay": 0.3}, 0.3)):
+        (group,) = AdaptedSGHMC.from_optimizer(adam, 100, **keywords).param_groups
         assert group["momentum_decay"] == pytest.approx(expected)
     with pytest.raises(ValueError, match="momentum_decay"):
         AdaptedSGHMC.from_optimizer(adam, 100, momentum=0.5, momentum_decay=0.5)
@@ -284,14 +287,14 @@ def test_a_bad_mean_of_the_prior(mean, error):
     """At construction, written into a group by hand, and in a saved state."""
     params = [torch.randn(size).requires_grad_() for size in (3, 4)]
     sampler = SGLD(params, 0.1, 100, prior_precision=1.0, prior_mean="initial")
-    known, before = sampler.param_groups[0]["prior_mean"], [p.detach().clone() for p in params]
+    prior_mean, before = sampler.param_groups[0]["prior_mean"], [p.detach().clone() for p in params]
     with pytest.raises(error, match="prior_mean"):
         SGLD(params, 0.1, 100, prior_mean=mean)
     saved = copy.deepcopy(sampler.state_dict())
     saved["param_groups"][0].update(lr=0.7, prior_mean=mean)
     with pytest.raises((ValueError, TypeError), match="prior_mean of parameter group 0"):
         sampler.load_state_dict(saved)
-    assert sampler.param_groups[0]["prior_mean"] is known
+    assert sampler.param_groups[0]["prior_mean"] is prior_mean
     assert sampler.param_groups[0]["lr"] == 0.1
     sampler.param_groups[0]["prior_mean"] = mean
     for p in params:

@@ -30,10 +30,10 @@ EVERY = pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize(("name", "dtype"), [*((n, torch.float32) for n in SAMPLERS), ("SGHMC", torch.bfloat16)])
 def test_loops_lists_and_blocks_have_the_same_arithmetic(name, dtype, monkeypatch):
     settings = dict(prior_precision=2.0, temperature=0.7, dtype=dtype)
-    whole = flat(run(name, 12, foreach=True, **settings)[0])
-    assert torch.equal(whole, flat(run(name, 12, foreach=False, **settings)[0]))
+    lists = flat(run(name, 12, foreach=True, **settings)[0])
+    assert torch.equal(lists, flat(run(name, 12, foreach=False, **settings)[0]))
     monkeypatch.setattr("learned_samplers.base.step.BLOCK_ON_CPU", 6)
-    assert torch.equal(whole, flat(run(name, 12, **settings)[0]))
+    assert torch.equal(lists, flat(run(name, 12, **settings)[0]))
 
 
 @EVERY

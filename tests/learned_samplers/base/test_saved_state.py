@@ -44,16 +44,16 @@ torch.save({name: further_of(name, saved) for name, saved in chains.items()}, sy
 
 
 def test_every_sampler_resumes_bit_for_bit_in_another_process(tmp_path):
-    saved, here = {}, {}
+    saved, states = {}, {}
     for name in SAMPLERS:
         model, sampler, _ = run(name, 8)
         saved[name] = copy.deepcopy({"model": model.state_dict(), "sampler": sampler.state_dict()})
-        here[name] = further(model, sampler)
+        states[name] = further(model, sampler)
     torch.save(saved, tmp_path / "saved.pt")
     arguments = [str(tmp_path / "saved.pt"), str(tmp_path / "out.pt"), str(torch.get_num_threads())]
     subprocess.run([sys.executable, "-c", _RESUME, *arguments], cwd=Path(__file__).parents[3], check=True, timeout=300)
     there = torch.load(tmp_path / "out.pt", weights_only=True)
-    assert not [name for name in SAMPLERS if not same(there[name], here[name]) or here[name]["count"] != 15]
+    assert not [name for name in SAMPLERS if not same(there[name], states[name]) or states[name]["count"] != 15]
 
 
 #: Chains by name, whether in half precision, and their settings; the resumed one is made without those of the prior.
@@ -99,22 +99,22 @@ def test_copies_and_pickles_continue_alike(name):
         sampler.step(closure_for(model, sampler))
     ends = []
     sampler.zero_grad()
-    for _, other in (copy.deepcopy((model, sampler)), pickle.loads(pickle.dumps((model, sampler))), (model, sampler)):
+    for _, copied in (copy.deepcopy((model, sampler)), pickle.loads(pickle.dumps((model, sampler))), (model, sampler)):
         net = small_network()
-        for p, q in zip(net.parameters(), other.param_groups[0]["params"], strict=True):
+        for p, q in zip(net.parameters(), copied.param_groups[0]["params"], strict=True):
             p.data = q.data  # its closure writes into the copy's own tensors
             q.grad = None
 
-        def closure(net=net, other=other):
+        def closure(net=net, other=copied):
             loss = closure_for(net, other)()
             for p, q in zip(net.parameters(), other.param_groups[0]["params"], strict=True):
                 q.grad, p.grad = p.grad, None
             return loss
 
-        assert other.step_count == 3
-        other.step(closure)
-        assert other.state_dict()["sampler"]["name"] == type(sampler).__name__
-        ends.append(torch.cat([p.detach().flatten().clone() for p in other.param_groups[0]["params"]]))
+        assert copied.step_count == 3
+        copied.step(closure)
+        assert copied.state_dict()["sampler"]["name"] == type(sampler).__name__
+        ends.append(torch.cat([p.detach().flatten().clone() for p in copied.param_groups[0]["params"]]))
     assert torch.equal(ends[0], ends[2])
     assert torch.equal(ends[1], ends[2])
 
@@ -133,12 +133,12 @@ def test_noise_of_a_gpu_that_is_not_there_cannot_be_resumed_silently():
 def test_two_chains_from_one_state_do_not_share_it(name):
     model, sampler, _ = running(name)
     saved = sampler.state_dict()
-    other = SAMPLERS[name](copy.deepcopy(model).parameters(), lr=1.0)
-    other.load_state_dict(saved)
-    for p, q in zip(model.parameters(), other.param_groups[0]["params"], strict=True):
+    second = SAMPLERS[name](copy.deepcopy(model).parameters(), lr=1.0)
+    second.load_state_dict(saved)
+    for p, q in zip(model.parameters(), second.param_groups[0]["params"], strict=True):
         for key, value in sampler.state[p].items():
-            assert torch.equal(value, other.state[q][key])
-            assert value.numel() == 0 or value.data_ptr() != other.state[q][key].data_ptr()
+            assert torch.equal(value, second.state[q][key])
+            assert value.numel() == 0 or value.data_ptr() != second.state[q][key].data_ptr()
 
 
 @pytest.mark.parametrize("late", ["joined", "unfrozen"])
@@ -161,14 +161,14 @@ def test_a_state_between_joining_and_the_first_step_can_be_loaded(late):
     sampler.step()
     join(b, sampler)
     saved = sampler.state_dict()
-    _, again, other = chain()
-    join(again, other)
-    other.load_state_dict(saved)
-    assert other.step_count == 1
-    assert not other.state.get(again)
+    _, again, resumed = chain()
+    join(again, resumed)
+    resumed.load_state_dict(saved)
+    assert resumed.step_count == 1
+    assert not resumed.state.get(again)
     del saved["state"][0]
     with pytest.raises(ValueError, match="holds \\[\\] for parameter number 0"):
-        other.load_state_dict(saved)
+        resumed.load_state_dict(saved)
 
 
 @pytest.mark.parametrize(("name", "mine"), [("num_data", 5000), ("temperature", 0.1), ("prior_precision", 3.0)])
@@ -256,12 +256,12 @@ def test_a_state_without_the_weights_that_were_saved_with_it_warns_at_the_next_s
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         chain.step(closure_for(new, chain))  # it is told once
-        other = small_network(seed=99)
+        network = small_network(seed=99)
         if weights_first:
-            other.load_state_dict(weights)
-        chain = resume(other)
-        other.load_state_dict(weights)
-        chain.step(closure_for(other, chain))
+            network.load_state_dict(weights)
+        chain = resume(network)
+        network.load_state_dict(weights)
+        chain.step(closure_for(network, chain))
 
 
 @pytest.mark.parametrize("name", ["SGHMC", "L2E", "AdaptedSGHMC-matrix", "HMC"])

@@ -79,8 +79,8 @@ def test_a_wide_tolerance_is_told_as_little_power():
 def test_sizes_fit_into_the_time(monkeypatch):
     costs = {}
     monkeypatch.setattr(module, "_seconds_a_step", lambda factory, coordinates: costs[coordinates])
-    for whole, few, sizes in [(1e-4, 1e-5, (20_000, 500)), (1e-2, 1e-3, (1000, 500)), (1.0, 0.01, (1000, 200))]:
-        costs.update({20_000: whole, 1000: few})
+    for cost, cost_of_few, sizes in [(1e-4, 1e-5, (20_000, 500)), (1e-2, 1e-3, (1000, 500)), (1.0, 0.01, (1000, 200))]:
+        costs.update({20_000: cost, 1000: cost_of_few})
         assert module._sizes(Langevin, 20.0) == dict(zip(("coordinates", "steps"), sizes, strict=True))
     assert module._sizes(Langevin, 1e-3)["steps"] == 50
 

@@ -111,7 +111,7 @@ def test_one_chain_with_a_scalar_loss_and_two_groups():
     for _ in range(500):
         sampler.step(closure)
         draws.append((a.detach().clone(), b.detach().clone()))
-    x, y = (torch.stack(each) for each in zip(*draws[100:], strict=True))
+    x, y = (torch.stack(values) for values in zip(*draws[100:], strict=True))
     assert (x.var().item(), y.var().item()) == pytest.approx((1, 0.25), rel=0.1)
     assert (x.mean().item(), y.mean().item()) == pytest.approx((0, 1), abs=0.05)
     assert 0.5 < sampler.acceptance_rate <= 1

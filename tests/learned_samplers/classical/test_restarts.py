@@ -59,14 +59,14 @@ def test_resumes_bit_for_bit_in_the_middle_of_the_second_chain(seed, warmup):
     saved = copy.deepcopy((model.state_dict(), sampler.state_dict(), posterior.state_dict()))
     train(model, sampler, 47)
 
-    other = network(norm=True, seed=5)
-    again = restarts(other, seed=None if seed is None else 9, warmup=warmup)
-    collected = PosteriorSamples(other, again, thinning=2, buffers="snapshot")
-    other.load_state_dict(saved[0])
+    resumed = network(norm=True, seed=5)
+    again = restarts(resumed, seed=None if seed is None else 9, warmup=warmup)
+    collected = PosteriorSamples(resumed, again, thinning=2, buffers="snapshot")
+    resumed.load_state_dict(saved[0])
     again.load_state_dict(saved[1])
     collected.load_state_dict(saved[2])
-    train(other, again, 47)
-    assert torch.equal(weights(model), weights(other))
+    train(resumed, again, 47)
+    assert torch.equal(weights(model), weights(resumed))
     assert again.chain == 2
     assert posterior.chains == collected.chains
     assert posterior.steps == collected.steps
@@ -119,11 +119,11 @@ def test_buffers_begin_afresh_and_frozen_layers_stay():
 
 def test_making_it_changes_nothing():
     model, generator = network(norm=True), torch.Generator().manual_seed(3)
-    before, noise, own = copy.deepcopy(model.state_dict()), torch.get_rng_state(), generator.get_state()
+    before, noise, state = copy.deepcopy(model.state_dict()), torch.get_rng_state(), generator.get_state()
     Restarts(model, 2, AdaptedSGHMC, total_steps=61, num_data=20, generator=generator)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), noise)
-    assert torch.equal(generator.get_state(), own)
+    assert torch.equal(generator.get_state(), state)
 
 
 def test_init_and_attention():
@@ -190,12 +190,12 @@ def test_an_ensemble_by_another_package_s_optimizer():
     saved = copy.deepcopy((model.state_dict(), sampler.state_dict()))
     train(model, sampler, 52)
     assert sorted(set(posterior.chains)) == [0, 1, 2]
-    other = network(seed=4)
-    again = restarts(other, seed=8, warmup=partial(Shampoo, lr=0.02))
-    other.load_state_dict(saved[0])
+    resumed = network(seed=4)
+    again = restarts(resumed, seed=8, warmup=partial(Shampoo, lr=0.02))
+    resumed.load_state_dict(saved[0])
     again.load_state_dict(saved[1])
-    train(other, again, 52)
-    assert torch.equal(weights(model), weights(other))
+    train(resumed, again, 52)
+    assert torch.equal(weights(model), weights(resumed))
 
 
 class Scaled(nn.Module):

@@ -25,9 +25,11 @@ def test_cosine_similarity():
 def test_the_order_of_the_names_does_not_matter():
     torch.manual_seed(0)
     sample = {"a": torch.randn(3, 2), "b": torch.randn(4), "c": torch.randn(1)}
-    other = {name: torch.randn_like(tensor) for name, tensor in sample.items()}
-    turned = [{name: one[name] for name in order} for one, order in ((sample, "abc"), (sample, "cba"), (other, "bca"))]
-    expected = diagnostics.cosine_similarity([sample, sample, other])
+    independent = {name: torch.randn_like(tensor) for name, tensor in sample.items()}
+    turned = [
+        {name: one[name] for name in order} for one, order in ((sample, "abc"), (sample, "cba"), (independent, "bca"))
+    ]
+    expected = diagnostics.cosine_similarity([sample, sample, independent])
     np.testing.assert_allclose(diagnostics.cosine_similarity(turned), expected, rtol=1e-12)
     assert expected[0, 1] == pytest.approx(1)
     assert abs(expected[0, 2]) < 0.9

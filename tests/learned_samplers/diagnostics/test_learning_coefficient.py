@@ -68,7 +68,7 @@ def test_a_regular_model_has_half_its_parameters(sampler):
     model = nn.Linear(8, 2, bias=False).double()
     x = whitened(400, 8)
     y = x @ model.weight.detach().T
-    found = local_learning_coefficient(
+    coefficient = local_learning_coefficient(
         model,
         squared,
         (x, y),
@@ -80,10 +80,10 @@ def test_a_regular_model_has_half_its_parameters(sampler):
         steps=2000,
     )
     beta = 100_000 / math.log(100_000)
-    assert float(found) == pytest.approx(16 / 2 * beta / (beta + 10.0), rel=0.1)
-    assert found.settled
-    assert abs(found.value - 8) < 6 * found.standard_error + 0.4
-    assert found.initial_loss == pytest.approx(0, abs=1e-20)
+    assert float(coefficient) == pytest.approx(16 / 2 * beta / (beta + 10.0), rel=0.1)
+    assert coefficient.settled
+    assert abs(coefficient.value - 8) < 6 * coefficient.standard_error + 0.4
+    assert coefficient.initial_loss == pytest.approx(0, abs=1e-20)
 
 
 def test_chains_that_still_spread_are_not_settled_and_their_coefficient_is_too_small():
@@ -108,7 +108,7 @@ def test_a_rank_deficient_product_of_matrices_has_the_closed_form():
     """[5, 3, 5] with a truth of rank 1: λ = 8, where a regular model of its 30 weights would have 15."""
     model = deep_linear([5, 3, 5], 1)
     x = torch.eye(5, dtype=torch.float64) * 5**0.5
-    found = local_learning_coefficient(
+    coefficient = local_learning_coefficient(
         model,
         squared,
         (x, model(x).detach()),
@@ -120,7 +120,7 @@ def test_a_rank_deficient_product_of_matrices_has_the_closed_form():
         burn_in=700,
         steps=3000,
     )
-    assert float(found) == pytest.approx(known_coefficient([5, 3, 5], 1), rel=0.1)
+    assert float(coefficient) == pytest.approx(known_coefficient([5, 3, 5], 1), rel=0.1)
 
 
 def test_minibatches_partition_the_data_and_their_noise_cancels():
@@ -130,12 +130,12 @@ def test_minibatches_partition_the_data_and_their_noise_cancels():
     model = nn.Linear(5, 1, bias=False).double()
     with torch.no_grad():
         model.weight.copy_(torch.linalg.lstsq(x, y).solution.T)
-    found = local_learning_coefficient(
+    coefficient = local_learning_coefficient(
         model, squared, (x, y), localization=1.0, batch_size=100, sampler=SGLD, steps=3000, burn_in=500
     )
-    assert found.losses.shape == (4, 700)
-    assert float(found) == pytest.approx(2.5, rel=0.15)
-    assert found.standard_error < 0.25
+    assert coefficient.losses.shape == (4, 700)
+    assert float(coefficient) == pytest.approx(2.5, rel=0.15)
+    assert coefficient.standard_error < 0.25
 
 
 def test_the_standard_error_is_that_of_the_chains_and_the_seed_fixes_them():
@@ -155,8 +155,8 @@ def test_the_standard_error_is_that_of_the_chains_and_the_seed_fixes_them():
     assert torch.equal(model.weight, before)
     assert model.weight.grad is None
     loose, alone = (
-        local_learning_coefficient(model, squared, (x, y), **{**arguments, **other})
-        for other in ({"localization": 1e-4}, {"num_chains": 1})
+        local_learning_coefficient(model, squared, (x, y), **{**arguments, **changes})
+        for changes in ({"localization": 1e-4}, {"num_chains": 1})
     )
     assert "more than the 50 of burn-in" in str(loose)
     assert math.isnan(alone.standard_error)
@@ -166,9 +166,9 @@ def test_weights_that_are_no_minimum_are_said_to_be_none():
     model = nn.Linear(3, 1, bias=False)
     x = whitened(60, 3).float()
     y = (x @ (model.weight.detach() + 3.0).T).detach()
-    found = local_learning_coefficient(model, squared, (x, y), localization=1.0, lr=0.05, steps=300)
-    assert float(found) < 0
-    assert "no minimum" in str(found)
+    coefficient = local_learning_coefficient(model, squared, (x, y), localization=1.0, lr=0.05, steps=300)
+    assert float(coefficient) < 0
+    assert "no minimum" in str(coefficient)
 
 
 def test_a_chain_that_diverges_is_an_error():
@@ -220,13 +220,13 @@ def test_minibatches_are_scored_apart_from_those_of_the_steps():
     model.register_forward_pre_hook(
         lambda module, _: seen.append((torch.is_grad_enabled(), module.weight.detach().clone()))
     )
-    found = local_learning_coefficient(
+    coefficient = local_learning_coefficient(
         model, squared, (x, y), localization=1.0, batch_size=50, steps=3000, burn_in=0, num_chains=1, lr=0.05
     )
     states = torch.stack([weight for graph, weight in seen if graph])
     full = 0.5 * (x @ states.mT - y).square().mean((1, 2))
-    expected = 500 / math.log(500) * (full.mean().item() - found.initial_loss)
-    assert found.value == pytest.approx(expected, abs=0.05)
+    expected = 500 / math.log(500) * (full.mean().item() - coefficient.initial_loss)
+    assert coefficient.value == pytest.approx(expected, abs=0.05)
 
 
 def test_a_loss_of_fourth_order_needs_a_learning_rate_and_has_a_quarter():

@@ -71,7 +71,7 @@ IMAGES = X.view(10, 1, 2, 2)
 )
 def test_a_sample_has_the_loss_of_its_prediction(make, x, labels, options, kind):
     samples = collection(ensemble(make))
-    single = [rows(found) for found in samples.predict_samples(x, vectorize=False, **options)]
+    single = [rows(outputs) for outputs in samples.predict_samples(x, vectorize=False, **options)]
     if make is scaled:
         samples.model.scale.fill_(0.1)  # the network's own has changed since
     loss = diagnostics.network_loss(samples, x, labels, kind=kind, batch_size=4, **options)

@@ -32,30 +32,30 @@ SAMPLES = collected(Product(2, 2), Product(-2, -2), Product(2, -2))
 
 
 def test_signs_that_change_nothing_are_another_mode_and_the_same_function():
-    found = diagnostics.exploration(SAMPLES, X, LABELS)
-    assert found.pairs == found.lines.pairs == [(0, 1), (0, 2), (1, 2)]
-    assert found.separation.tolist() == [1, 2, 1]
+    exploration = diagnostics.exploration(SAMPLES, X, LABELS)
+    assert exploration.pairs == exploration.lines.pairs == [(0, 1), (0, 2), (1, 2)]
+    assert exploration.separation.tolist() == [1, 2, 1]
     # In the middle of the first line both weights are zero; on the others one is fixed, and the loss is convex.
-    assert found.barrier == pytest.approx([math.log(2) + math.log(SURE), 0, 0], abs=1e-6)
-    assert found.cosine == pytest.approx([-1, 0, 0], abs=1e-12)
-    assert found.disagreement.tolist() == [0, 1, 1]
+    assert exploration.barrier == pytest.approx([math.log(2) + math.log(SURE), 0, 0], abs=1e-6)
+    assert exploration.cosine == pytest.approx([-1, 0, 0], abs=1e-12)
+    assert exploration.disagreement.tolist() == [0, 1, 1]
     apart = (2 * SURE - 1) * math.log(SURE / (1 - SURE))
-    assert found.kl == pytest.approx([0, apart, apart], abs=1e-6)
+    assert exploration.kl == pytest.approx([0, apart, apart], abs=1e-6)
     gained = -0.5 * math.log(SURE * (1 - SURE)) - math.log(2)
-    assert found.ambiguity == pytest.approx([0, gained, gained], abs=1e-6)
+    assert exploration.ambiguity == pytest.approx([0, gained, gained], abs=1e-6)
 
 
 def test_the_cosine_is_that_of_the_ways_from_the_start():
     start = {"a": torch.tensor(2.0), "b": torch.tensor(0.0)}
-    found = diagnostics.exploration(SAMPLES, X, LABELS, origin=start)
-    assert found.cosine == pytest.approx([-4 / (2 * 20**0.5), -1, 4 / (2 * 20**0.5)])
+    exploration = diagnostics.exploration(SAMPLES, X, LABELS, origin=start)
+    assert exploration.cosine == pytest.approx([-4 / (2 * 20**0.5), -1, 4 / (2 * 20**0.5)])
 
 
 def test_medians_over_pairs_and_at_each_separation():
-    found = diagnostics.exploration(SAMPLES, X, LABELS)
-    assert found.summary()["disagreement"] == 1
-    assert found.summary()["barrier"] == pytest.approx(0, abs=1e-6)
-    near, far = found.by_separation().values()
+    exploration = diagnostics.exploration(SAMPLES, X, LABELS)
+    assert exploration.summary()["disagreement"] == 1
+    assert exploration.summary()["barrier"] == pytest.approx(0, abs=1e-6)
+    near, far = exploration.by_separation().values()
     assert near["disagreement"] == 0.5
     assert far["cosine"] == pytest.approx(0, abs=1e-12)
 
@@ -69,22 +69,24 @@ def test_each_pair_has_the_metrics_of_its_two_samples():
     torch.manual_seed(0)
     samples = collected(*(nn.Linear(4, 3) for _ in range(4)))
     x, labels = 3 * torch.randn(30, 4), torch.randint(3, (30,))
-    found = diagnostics.exploration(samples, x, labels)
+    exploration = diagnostics.exploration(samples, x, labels)
     probs = samples.predict_samples(x)
-    for k, (i, j) in enumerate(found.pairs):
+    for k, (i, j) in enumerate(exploration.pairs):
         two = probs[[i, j]]
-        assert found.kl[k] == pytest.approx(metrics.pairwise_kld(two), rel=1e-5)
-        assert found.disagreement[k] == pytest.approx(metrics.disagreement(two))
-        assert found.ambiguity[k] == pytest.approx(metrics.ambiguity(two, labels), rel=1e-4)
-    assert found.barrier.max() < 1e-6  # of a convex loss
+        assert exploration.kl[k] == pytest.approx(metrics.pairwise_kld(two), rel=1e-5)
+        assert exploration.disagreement[k] == pytest.approx(metrics.disagreement(two))
+        assert exploration.ambiguity[k] == pytest.approx(metrics.ambiguity(two, labels), rel=1e-4)
+    assert exploration.barrier.max() < 1e-6  # of a convex loss
 
 
 def test_one_logit_of_two_classes_may_lack_an_axis():
     models = [nn.Sequential(nn.Linear(1, 1), nn.Flatten(0)) for _ in range(3)]
-    whole = [nn.Sequential(nn.Linear(1, 1), nn.Flatten(1)) for _ in range(3)]
-    for one, other in zip(models, whole, strict=True):
-        other.load_state_dict(one.state_dict())
-    flat, usual = (diagnostics.exploration(collected(*each), X, LABELS, output="binary") for each in (models, whole))
+    with_axis = [nn.Sequential(nn.Linear(1, 1), nn.Flatten(1)) for _ in range(3)]
+    for model, twin in zip(models, with_axis, strict=True):
+        twin.load_state_dict(model.state_dict())
+    flat, usual = (
+        diagnostics.exploration(collected(*networks), X, LABELS, output="binary") for networks in (models, with_axis)
+    )
     assert flat.kl.tolist() == usual.kl.tolist()
     assert flat.barrier.tolist() == usual.barrier.tolist()
 

@@ -42,8 +42,8 @@ def explore(count=2, **options):
 
 
 def coefficient(**options):
-    given = {"model": nn.Linear(3, 1), "loss": squared, "data": (torch.zeros(4, 3), torch.zeros(4, 1)), "lr": 0.1}
-    return diagnostics.local_learning_coefficient(**{**given, **options})
+    arguments = {"model": nn.Linear(3, 1), "loss": squared, "data": (torch.zeros(4, 3), torch.zeros(4, 1)), "lr": 0.1}
+    return diagnostics.local_learning_coefficient(**{**arguments, **options})
 
 
 @pytest.mark.parametrize(

@@ -133,10 +133,10 @@ def test_integers_that_repeat_are_not_known_better_than_rounding(monkeypatch):
 def test_the_samples_know_their_chains_and_the_seed_decides():
     model = BayesianMLPRegressor(**{**SMALL, "n_chains": 3}).fit(*table())
     assert set(model.posterior_.chains) == {0, 1, 2}
-    again, other = clone(model).fit(*table()), clone(model).set_params(random_state=1).fit(*table())
+    again, another_seed = clone(model).fit(*table()), clone(model).set_params(random_state=1).fit(*table())
     x, _ = table(20, seed=2)
     np.testing.assert_array_equal(again.predict(x), model.predict(x))
-    assert not np.allclose(other.predict(x), model.predict(x))
+    assert not np.allclose(another_seed.predict(x), model.predict(x))
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(x), model.predict(x))
     before = torch.get_rng_state(), torch.get_num_threads()
     clone(model).set_params(n_jobs=-1).fit(*table())
@@ -183,9 +183,11 @@ def test_steps_that_the_warm_up_did_not_make_are_not_counted(monkeypatch):
 
 def test_units_are_of_no_account():
     x, y = table(40)
-    model, other = BayesianMLPRegressor(**SMALL).fit(x, y), BayesianMLPRegressor(**SMALL)
+    model, in_other_units = BayesianMLPRegressor(**SMALL).fit(x, y), BayesianMLPRegressor(**SMALL)
     for unit in (1e-200, 1e200):
-        np.testing.assert_allclose(other.fit(unit * x, unit * y).predict(unit * x) / unit, model.predict(x), rtol=1e-2)
+        np.testing.assert_allclose(
+            in_other_units.fit(unit * x, unit * y).predict(unit * x) / unit, model.predict(x), rtol=1e-2
+        )
 
 
 def test_a_fit_that_is_refused_or_broken_off_leaves_what_was_fitted_before(monkeypatch):
@@ -305,13 +307,13 @@ def test_a_weight_of_two_is_a_row_twice_and_none_is_no_row():
 @pytest.mark.parametrize("noise", ["heteroscedastic", "homoscedastic", 1.0])
 def test_several_targets_share_a_network(noise):
     x, y = table(200)
-    other = 100 - 5 * x[:, 1] + 0.5 * np.random.default_rng(1).standard_normal(200)
-    model = regressor(noise=noise).fit(x, np.c_[y, other])
+    second = 100 - 5 * x[:, 1] + 0.5 * np.random.default_rng(1).standard_normal(200)
+    model = regressor(noise=noise).fit(x, np.c_[y, second])
     new, targets = table(300, seed=1)
     mean, std = model.predict(new, return_std=True)
     low, high = model.predict_interval(new)
     assert mean.shape == std.shape == low.shape == high.shape == (300, 2)
-    assert model.score(x, np.c_[y, other]) > 0.7
+    assert model.score(x, np.c_[y, second]) > 0.7
     assert abs(((low[:, 0] < targets) & (targets < high[:, 0])).mean() - 0.9) < 0.08
     assert model.predict(new, quantiles=[0.1, 0.5, 0.9]).shape == (300, 2, 3)
     covariance = model.predict(new, return_cov=True)[1]

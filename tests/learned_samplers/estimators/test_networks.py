@@ -12,8 +12,8 @@ def test_the_first_weights_are_torchs_own_and_the_generators_alone():
     before = torch.get_rng_state()
     network = perceptron([4, 8, 2], "relu", torch.Generator().manual_seed(3))
     assert torch.equal(torch.get_rng_state(), before)
-    for one, other in zip(network.parameters(), expected.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for p, q in zip(network.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(p, q)
     assert str(network) == str(expected)
 
 

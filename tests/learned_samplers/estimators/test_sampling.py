@@ -54,10 +54,10 @@ def law(batch_size, count=1.0):
     warm_up(chains, losses_of(chains), torch.arange(60), torch.arange(0), 60, steps=200, lr=0.1)
     equalise(chains, losses_of(chains), 60)
     options = {**OPTIONS, "batch_size": batch_size, "tuning_steps": 500, "steps": 1000}
-    found, trace = sample(chains, lambda rows: count * losses_of(chains)(rows), 60, **options)
+    samples, trace = sample(chains, lambda rows: count * losses_of(chains)(rows), 60, **options)
     mean, spread = exact()
-    assert set(found.chains) == set(range(16))
-    return (draws(found).mean(0) - mean) / spread, draws(found).std(0) / spread, trace.temperature
+    assert set(samples.chains) == set(range(16))
+    return (draws(samples).mean(0) - mean) / spread, draws(samples).std(0) / spread, trace.temperature
 
 
 #: Of each weight's spread, and of their mean: on all rows, and on minibatches of half.
@@ -68,9 +68,9 @@ WIDTHS = {None: (0.07, 0.04), 30: (0.25, 0.06)}
 def test_the_law_of_the_default_settings(batch_size):
     """Means within 0.15 standard deviations, these within 7 % for every weight (minibatches: 25 %)."""
     shift, width, temperature = law(batch_size)
-    each, together = WIDTHS[batch_size]
+    tolerance, together = WIDTHS[batch_size]
     assert shift.abs().max() < 0.15
-    assert (width - 1).abs().max() < each
+    assert (width - 1).abs().max() < tolerance
     assert abs(width.mean() - 1) < together
     assert abs(temperature - 1) < 0.15
     assert abs(law(batch_size, count=4 / 3)[1].mean() - 1) > 0.07  # the planted fault: data counted wrongly
@@ -150,9 +150,9 @@ def test_an_energy_that_is_not_finite_begins_again_with_a_smaller_step():
         calls.append(1)
         return losses_of(chains)(rows) * (float("nan") if len(calls) == 30 else 1.0)
 
-    found, _ = sample(chains, losses, 60, **{**OPTIONS, "samples": 10}, batch_size=None, tuning_steps=20, steps=40)
+    samples, _ = sample(chains, losses, 60, **{**OPTIONS, "samples": 10}, batch_size=None, tuning_steps=20, steps=40)
     assert len(calls) == 30 + 60
-    assert torch.isfinite(draws(found)).all()
+    assert torch.isfinite(draws(samples)).all()
     with pytest.raises(FloatingPointError, match=r"energy.*lr"):
         sample(
             chains, lambda rows: losses(rows) * float("inf"), 60, **OPTIONS, batch_size=None, tuning_steps=2, steps=200

@@ -67,15 +67,17 @@ def callback(**options):
 
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_a_resumed_run_has_the_samples_of_a_whole_one(tmp_path, on_disk):
-    whole = callback()
-    train(tmp_path / "whole", 12, whole)
-    assert whole.posterior.steps == [4, 6, 8, 10, 12]
+    reference = callback()
+    train(tmp_path / "whole", 12, reference)
+    assert reference.posterior.steps == [4, 6, 8, 10, 12]
     options = {"path": tmp_path / "samples"} if on_disk else {}
     train(tmp_path / "run", 6, callback(**options))
     second = callback(**options)
     train(tmp_path / "run", 12, second, seed=5, resume=str(tmp_path / "run" / "checkpoint-6"))
-    assert second.posterior.steps == whole.posterior.steps
-    torch.testing.assert_close(second.posterior.predict_samples({"x": X}), whole.posterior.predict_samples({"x": X}))
+    assert second.posterior.steps == reference.posterior.steps
+    torch.testing.assert_close(
+        second.posterior.predict_samples({"x": X}), reference.posterior.predict_samples({"x": X})
+    )
     assert second.posterior.predict({"x": X}).shape == (32, 3), "the logits of a ModelOutput"
 
 

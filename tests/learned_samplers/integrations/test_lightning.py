@@ -62,17 +62,17 @@ def callback(**options):
 
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_a_resumed_run_has_the_samples_of_a_whole_one(tmp_path, on_disk):
-    whole = callback()
-    fit(tmp_path, 12, whole)
-    assert whole.posterior.steps == [4, 6, 8, 10, 12]
+    reference = callback()
+    fit(tmp_path, 12, reference)
+    assert reference.posterior.steps == [4, 6, 8, 10, 12]
     options = {"path": tmp_path / "samples"} if on_disk else {}
     first = callback(**options)
     _, trainer = fit(tmp_path, 6, first)
     trainer.save_checkpoint(tmp_path / "run.ckpt")
     second = callback(**options)
     fit(tmp_path, 12, second, model=module(seed=5), ckpt_path=tmp_path / "run.ckpt")
-    assert second.posterior.steps == whole.posterior.steps
-    torch.testing.assert_close(second.posterior.predict_samples(X), whole.posterior.predict_samples(X))
+    assert second.posterior.steps == reference.posterior.steps
+    torch.testing.assert_close(second.posterior.predict_samples(X), reference.posterior.predict_samples(X))
 
 
 def test_a_checkpoint_without_samples_is_refused_or_warned_of(tmp_path):

@@ -20,7 +20,7 @@ MEMBERS, SAMPLES, ROWS, CHUNK = 5, 10, 16, 250
 
 @dataclass(frozen=True)
 class Fine:
-    """What a method is given: labelled rows, held-out rows, gradients, a setting, and a maker of fresh adapters."""
+    """Input of a method: labelled rows, held-out rows, gradients, a setting, and a maker of fresh adapters."""
 
     x: Tensor
     y: Tensor

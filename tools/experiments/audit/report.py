@@ -59,7 +59,7 @@ def row(package: str, result: Mapping[str, Any]) -> dict[str, str]:
 
 
 def failures(result: Mapping[str, Any]) -> list[str]:
-    """What a sampler does not do, in words."""
+    """Return in words what a sampler does not do."""
     words = [
         f"temperature {cell(law)} at N = {n}"
         for n, law in zip(("1,000", "50,000"), result["laws"], strict=True)

@@ -120,7 +120,7 @@ class OneOrSeveral(Experiment):
 
 
 def scores(posterior: SampleCollection, data: ImageData) -> dict[str, float]:
-    """What the test images say, with stacking weights and a temperature fitted on the validation images."""
+    """Scores on the test images, with stacking weights and a temperature fitted on the validation images."""
     x, y = data.test_x, data.test_y
     by_sample = [chain.predict_samples(x) for chain in posterior.split()]
     members = [values.mean(0) for values in by_sample]

@@ -235,7 +235,7 @@ class Experiment:
         return run["score"]
 
     def finish(self, problem: str, study: Study) -> None:
-        """What remains to be done when all methods have run on a problem; by default nothing."""
+        """Do what remains when all methods have run on a problem; by default do nothing."""
 
     def report(self, findings: Findings) -> str:
         """Tables of what there is."""
@@ -368,10 +368,10 @@ def carry_out(experiment: Experiment, options: Any, command: str) -> Findings:
     try:
         for findings in study.all():
             lost = [f"- {problem}: {method} has no row, {why}" for (problem, method), why in findings.lost.items()]
-            other = OTHER_CODE * bool(study.of_other_code)
+            warning = OTHER_CODE * bool(study.of_other_code)
             text = "\n\n".join(filter(None, [experiment.report(findings), "\n".join(lost)]))
-            whole = "\n\n".join(filter(None, [experiment.note, other, text]))
-            write_outputs(study.out, command, whole, {**settings, **findings.content()})
+            page = "\n\n".join(filter(None, [experiment.note, warning, text]))
+            write_outputs(study.out, command, page, {**settings, **findings.content()})
     except TimeIsUp:
         print(f"the time is up; the same command goes on from {study.out}")
         if not text:

@@ -88,25 +88,25 @@ def table(root: str | None, out: Path) -> list[str]:
     lines = ["| task, seeds | prior | T = 1 | T = 0.1 | T = 0.1 over T = 1 | HMC, T = 1 |", "|" + "---|" * 6]
     for name, seeds in SEEDS.items():
         results = [one(name, seed, root, out) for seed in range(seeds)]
-        for kind in ("the usual decay", "one precision, chosen", "by layer, chosen"):
-            by_temperature = [[_of(result, kind, t) for result in results] for t in TEMPERATURES]
+        for prior in ("the usual decay", "one precision, chosen", "by layer, chosen"):
+            by_temperature = [[_of(result, prior, t) for result in results] for t in TEMPERATURES]
             ratios = [math.log(cold / warm) for warm, cold in zip(*by_temperature, strict=True)]
             error = np.std(ratios, ddof=1) / len(ratios) ** 0.5 if len(ratios) > 1 else math.nan
             means = " | ".join(f"{np.mean(values):.3f}" for values in by_temperature)
             exact = [result["hmc"] for result in results if "hmc" in result]
-            beside = f"{np.mean(exact):.3f}" if exact and kind.startswith("by") else ""
+            beside = f"{np.mean(exact):.3f}" if exact and prior.startswith("by") else ""
             lines.append(
-                f"| {name}, {seeds} | {kind} | {means} | {math.exp(np.mean(ratios)):.2f} ± {error:.2f} | {beside} |"
+                f"| {name}, {seeds} | {prior} | {means} | {math.exp(np.mean(ratios)):.2f} ± {error:.2f} | {beside} |"
             )
     return lines
 
 
-def _of(result: dict[str, Any], kind: str, temperature: float) -> float:
-    """Test NLL of a kind of prior at a temperature."""
+def _of(result: dict[str, Any], prior: str, temperature: float) -> float:
+    """Test NLL under a prior at a temperature."""
     runs = {tuple(map(float, key.split())): values for key, values in result["runs"].items()}
     allowed = [key for key in runs if key[0] == temperature]
-    if kind.startswith("the"):
+    if prior.startswith("the"):
         return runs[temperature, 1.0, 1.0][1]
-    if kind.startswith("one"):
+    if prior.startswith("one"):
         allowed = [key for key in allowed if key[2] == 1.0]
     return min(runs[key] for key in allowed)[1]

@@ -103,30 +103,30 @@ def run(table: Table, rows: int, seed: int) -> list[float]:
 def results(root: str | None, out: Path) -> dict[tuple[str, int], dict[str, Any]]:
     """NLL (splits, settings) of every table at every size, kept in files."""
     loaded = tables(root)
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    entries: dict[tuple[str, int], dict[str, Any]] = {}
     for seed, (name, table), rows in itertools.product(range(SPLITS), loaded.items(), SIZES):
         if rows > 0.7 * len(table[1]):
             continue
         file = out / f"headroom_{name}_{rows}_{seed}.json"
         if not file.exists():
             file.write_text(json.dumps(run(table, rows, seed)))
-        entry = found.setdefault((name, rows), {"nll": [], "features": (rows, table[0].shape[1], table[1].max() + 1)})
+        entry = entries.setdefault((name, rows), {"nll": [], "features": (rows, table[0].shape[1], table[1].max() + 1)})
         entry["nll"].append(json.loads(file.read_text()))
-    return found
+    return entries
 
 
 def _with_error(values: np.ndarray) -> str:
     return f"{100 * values.mean():+.1f} ± {100 * values.std(ddof=1) / len(values) ** 0.5:.1f} %"
 
 
-def report(found: Mapping[tuple[str, int], dict[str, Any]]) -> list[str]:
+def report(entries: Mapping[tuple[str, int], dict[str, Any]]) -> list[str]:
     """Relative NLL, geometric means over tables, in percent of the best common λ; with standard errors over tables."""
     lines, fixed = list[str](), list[np.ndarray]()
     # Where both precisions are the same, among the settings of one temperature.
     same = np.array([k for k, (first, second) in enumerate(itertools.product(GRID, GRID)) if first == second])
     for temperature in TEMPERATURES:
         chosen = [i for i, setting in enumerate(SETTINGS) if setting[2] == temperature]
-        logs = np.log(np.array([entry["nll"] for entry in found.values()])[:, :, chosen])
+        logs = np.log(np.array([entry["nll"] for entry in entries.values()])[:, :, chosen])
         halves = logs[:, :2].mean(1), logs[:, 2:].mean(1)
         choices: dict[str, Callable[[np.ndarray], np.ndarray]] = {
             "fixed, one λ": lambda half: np.full(len(half), same[half[:, same].mean(0).argmin()]),
@@ -139,11 +139,11 @@ def report(found: Mapping[tuple[str, int], dict[str, Any]]) -> list[str]:
             for name, choose in choices.items()
         }
         base = scores.pop("fixed, one λ")
-        names, features = [name for name, _ in found], np.log([entry["features"] for entry in found.values()])
+        names, features = [name for name, _ in entries], np.log([entry["features"] for entry in entries.values()])
         design = np.c_[np.ones(len(features)), (features - features.mean(0)) / features.std(0)]
         surface, picks = logs.mean(1) - logs.mean((1, 2))[:, None], []
         for k, name in enumerate(names):
-            others = [j for j, other in enumerate(names) if other != name]
+            others = [j for j, table in enumerate(names) if table != name]
             a = design[others]
             ridge = np.linalg.solve(a.T @ a + np.eye(a.shape[1]), a.T @ surface[others])
             best_of_others = surface[others].mean(0).argmin()

@@ -41,8 +41,8 @@ def held_out(y: np.ndarray, classes: int, seed: int, share: float) -> tuple[np.n
 
     counted = np.bincount(y) if classes else np.array([2])
     stratify = y if classes and counted.min() > 1 else None
-    train, rest = train_test_split(np.arange(len(y)), test_size=share, random_state=seed, stratify=stratify)
-    return train, rest
+    train, held_out_rows = train_test_split(np.arange(len(y)), test_size=share, random_state=seed, stratify=stratify)
+    return train, held_out_rows
 
 
 def ngboost(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Rival:

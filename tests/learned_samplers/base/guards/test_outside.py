@@ -146,10 +146,10 @@ def test_what_a_loop_may_do_is_not_told():
     saved = copy.deepcopy(sampler.state_dict()), p.detach().clone()
 
     def evaluate(t):  # with averaged weights, which are swapped in and out at every step
-        own = p.detach().clone()
+        weights = p.detach().clone()
         with torch.no_grad():
             p.copy_(torch.zeros(50))
-        p.data.copy_(own)
+        p.data.copy_(weights)
 
     assert not run(sampler, p, 30, evaluate)
 
