@@ -64,9 +64,9 @@ def test_every_sampler_is_there_once_with_its_law_and_a_sentence():
 
 
 def test_the_law_of_shipped_weights_is_that_of_a_sampler_that_loads_them():
-    found = {name: law for name, law, _ in shipped()}
-    assert set(found) == set(pretrained.names())
-    for name, law in found.items():
+    laws = {name: law for name, law, _ in shipped()}
+    assert set(laws) == set(pretrained.names())
+    for name, law in laws.items():
         card = pretrained.card(name)
         make = getattr(learned_samplers, card["sampler"])
         made = make([torch.zeros(3, requires_grad=True)], num_data=50_000, network=name)

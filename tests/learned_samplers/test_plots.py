@@ -24,9 +24,9 @@ DRAWINGS = {
 
 
 def line(ax, label):
-    found = [artist for artist in ax.lines if artist.get_label() == label]
-    assert len(found) == 1, [artist.get_label() for artist in ax.lines]
-    return found[0]
+    lines = [artist for artist in ax.lines if artist.get_label() == label]
+    assert len(lines) == 1, [artist.get_label() for artist in ax.lines]
+    return lines[0]
 
 
 @pytest.mark.parametrize("name", DRAWINGS)

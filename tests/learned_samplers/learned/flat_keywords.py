@@ -14,8 +14,8 @@ def keywords(function, settings_class, **fixed):
     def call(*tensors, **given):
         if "settings" in given:
             return function(*tensors, **given)
-        own = {name: given.pop(name) for name in settings_class.names() if name in given}
-        return function(*tensors, settings=settings_class(**{**fixed, **own}), **given)
+        settings = {name: given.pop(name) for name in settings_class.names() if name in given}
+        return function(*tensors, settings=settings_class(**{**fixed, **settings}), **given)
 
     return call
 
@@ -25,8 +25,10 @@ def _sampler(cls):
 
     @wraps(cls, updated=())
     def make(*args, **given):
-        own = {name: given.pop(name) for name in cls.settings_class.names() if name in given and name not in signature}
-        return cls(*args, **given, **({"settings": own} if own else {}))
+        settings = {
+            name: given.pop(name) for name in cls.settings_class.names() if name in given and name not in signature
+        }
+        return cls(*args, **given, **({"settings": settings} if settings else {}))
 
     return make
 

@@ -92,8 +92,8 @@ def test_members_do_not_see_each_other_and_one_that_is_not_finite_poisons_none(s
 
     every = after(tensors, phi, energies)
     for i in range(3):
-        own = phi if shared else [(w[i], b[i]) for w, b in phi]
-        for ours, theirs in zip(every, after([x[i] for x in tensors], own, energies[i]), strict=True):
+        weights = phi if shared else [(w[i], b[i]) for w, b in phi]
+        for ours, theirs in zip(every, after([x[i] for x in tensors], weights, energies[i]), strict=True):
             torch.testing.assert_close(ours[i], theirs, rtol=1e-10, atol=1e-12)
     tensors[1] = tensors[1].clone()
     tensors[1][1, 7] = float("nan")

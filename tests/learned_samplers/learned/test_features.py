@@ -35,14 +35,14 @@ def own_averages(averages, name):
 
 def seen_by(state, name):
     """What the features of a set are made of."""
-    own = {key: value for key, value in state.items() if key != "whitening"}
-    own["averages"] = own_averages(state["averages"], name)
+    inputs = {key: value for key, value in state.items() if key != "whitening"}
+    inputs["averages"] = own_averages(state["averages"], name)
     if FEATURE_SETS[name].matrix:
         ahead = 0.9 * state["averages"][2] + 0.1 * state["gradient"]
         kept = flat_states(state["whitening"], SEGMENTS)
         rows = directions(as_matrices(ahead, SEGMENTS), kept, as_matrices(state["parameter"], SEGMENTS))
-        own["direction"] = torch.cat([row.flatten() for row in rows])
-    return own
+        inputs["direction"] = torch.cat([row.flatten() for row in rows])
+    return inputs
 
 
 def rms(x):
@@ -91,8 +91,8 @@ def whitened_by_its_covariance(x, tensor, whitening):
     if len(shape) < 2:
         return x / rms(x)
     values, vectors = torch.linalg.eigh(kept[0, 0])
-    found = x.reshape(shape[0], -1) @ vectors @ torch.diag((values / values.norm() + 1e-4) ** -0.5) @ vectors.mT
-    return found.flatten() / rms(found)
+    direction = x.reshape(shape[0], -1) @ vectors @ torch.diag((values / values.norm() + 1e-4) ** -0.5) @ vectors.mT
+    return direction.flatten() / rms(direction)
 
 
 def rows_of(state, tensor, name):

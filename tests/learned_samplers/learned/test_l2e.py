@@ -27,8 +27,8 @@ def test_untrained_in_the_papers_form_it_moves():
 
 def test_making_one_draws_nothing_from_the_global_generator():
     before = torch.get_rng_state()
-    for cls, own in ((L2E, {}), (L2E, {"form": "paper"}), (KineticL2E, {}), (PrecondL2E, {})):
-        cls([torch.zeros(2, requires_grad=True)], 0.1, 10, network=None, **own)
+    for cls, settings in ((L2E, {}), (L2E, {"form": "paper"}), (KineticL2E, {}), (PrecondL2E, {})):
+        cls([torch.zeros(2, requires_grad=True)], 0.1, 10, network=None, **settings)
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -41,18 +41,18 @@ def test_making_one_draws_nothing_from_the_global_generator():
 )
 def test_the_chain_is_that_of_the_pure_rule_with_each_groups_own_hyperparameters(options):
     module, dtype = network(dtype=torch.float64), torch.float64
-    given = {"num_data": 100.0, "momentum_init": "zero", **options}
+    keywords = {"num_data": 100.0, "momentum_init": "zero", **options}
     groups = [
         {"lr": 0.03, "temperature": 0.5, "prior_precision": 0.0, "momentum_decay": 0.1},
         {"lr": 0.3, "temperature": 1.0, "prior_precision": 3.0, "momentum_decay": 0.2},
     ]
 
     def make(params):
-        made = [{**each, **own} for each, own in zip(params, groups, strict=True)]
-        return L2E(made, 0.2, network=module, **given)
+        made = [{**group, **hyperparameters} for group, hyperparameters in zip(params, groups, strict=True)]
+        return L2E(made, 0.2, network=module, **keywords)
 
     ours, _ = chain(make, dtype=dtype, groups=True)
-    settings = L2ESettings(**given.get("settings", {}), **{k: given[k] for k in ("form",) if k in given})
+    settings = L2ESettings(**keywords.get("settings", {}), **{k: keywords[k] for k in ("form",) if k in keywords})
     model = small_network().double()
     torch.manual_seed(1)
     x, y = small_data()
@@ -67,7 +67,7 @@ def test_the_chain_is_that_of_the_pure_rule_with_each_groups_own_hyperparameters
             theta, gradient, noise = (
                 torch.cat([of(p).flatten() for p in part]) for of in (torch.detach, lambda p: p.grad, torch.randn_like)
             )
-            at = dict(phi=phi_of(module), segments=segments[i], step=step, num_data=given["num_data"], **groups[i])
+            at = dict(phi=phi_of(module), segments=segments[i], step=step, num_data=keywords["num_data"], **groups[i])
             theta, *state[i] = l2e_rule(theta, gradient, noise.detach(), *state[i], settings=settings, **at)
             for p, piece in zip(part, theta.split(segments[i].lengths), strict=True):
                 p.data.copy_(piece.view_as(p))
@@ -92,14 +92,14 @@ def test_a_chain_is_not_resumed_with_another_network():
         )
 
     saved = after()[1].state_dict()
-    for other, named in (
+    for change, named in (
         ({"network": network("matrix", seed=1)}, "sha256"),
         ({"form": "paper"}, "form"),
         ({"network": network(), "feature_set": "paper"}, "feature_set"),
         ({"averages_dtype": "bfloat16"}, "averages_dtype is 'float32' there, 'bfloat16' here"),
         ({"total_steps": 12}, "total_steps is None there, 12 here"),
     ):
-        sampler = after(**other)[1]
+        sampler = after(**change)[1]
         before = copy.deepcopy(sampler.state_dict())
         with pytest.raises(ValueError, match=named):
             sampler.load_state_dict(saved)
@@ -120,17 +120,19 @@ def test_the_attenuation_measures_the_way_from_the_priors_mean(prior_mean, nativ
         weight, bias = (nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((4, 6), (5,)))
         before = [p.detach().clone() for p in (weight, bias)]
         group = {"params": [weight, bias], "prior_mean": prior_mean}
-        own = L2ESettings(feature_set="matrix", beta_scale=10.0, friction_scale=0.0, attenuated=attenuated)
-        sampler = L2E([group], 0.001, num_data=50, network=network, settings=own, temperature=0.0, prior_precision=1.0)
+        settings = L2ESettings(feature_set="matrix", beta_scale=10.0, friction_scale=0.0, attenuated=attenuated)
+        sampler = L2E(
+            [group], 0.001, num_data=50, network=network, settings=settings, temperature=0.0, prior_precision=1.0
+        )
         for p in (weight, bias):
             p.grad = 0.005 * torch.randn(p.shape, generator=generator)
         sampler.step()
         moved[attenuated] = [p.detach() - start for p, start in zip((weight, bias), before, strict=True)]
-    for short, whole in zip(moved[True], moved[False], strict=True):
+    for short, plain in zip(moved[True], moved[False], strict=True):
         if prior_mean == "initial":
-            assert torch.equal(short, whole)
+            assert torch.equal(short, plain)
         else:  # a pull of 1/50 beside gradients of 1/200, of which the average has a tenth
-            assert short.norm() < 0.2 * whole.norm()
+            assert short.norm() < 0.2 * plain.norm()
 
 
 def test_the_attenuation_is_next_to_nothing_with_many_data():
@@ -138,8 +140,8 @@ def test_the_attenuation_is_next_to_nothing_with_many_data():
     for attenuated in (True, False):
         torch.manual_seed(0)
         p = nn.Parameter(start.clone())
-        own = {**pretrained.card("l2e-gated")["scales"], "attenuated": attenuated, "feature_set": "matrix"}
-        hyper = dict(settings=own, temperature=0.0, prior_precision=5.0)
+        settings = {**pretrained.card("l2e-gated")["scales"], "attenuated": attenuated, "feature_set": "matrix"}
+        hyper = dict(settings=settings, temperature=0.0, prior_precision=5.0)
         sampler = L2E([p], 0.001, 50_000, network=pretrained.load("l2e-gated"), **hyper)
         for _ in range(20):
             p.grad = 0.01 * torch.randn(20, 30)

@@ -94,9 +94,9 @@ FAULTS = ["averages updated after the features", "second pass with the old momen
 @pytest.mark.parametrize("rule", ["residual", "paper"])
 def test_trajectory_is_that_of_the_equations_and_the_comparison_sees_a_planted_fault(rule):
     phi, (theta, gradients, noises) = weights(), scripted()
-    found = run(rule, phi, theta, gradients, noises)
+    trajectory = run(rule, phi, theta, gradients, noises)
     expected = reference_run(rule, phi, theta, gradients, noises)
-    for ours, theirs in zip((*found[:2], found[2].T), expected, strict=True):
+    for ours, theirs in zip((*trajectory[:2], trajectory[2].T), expected, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-12)
     moved = np.abs(expected[0] - theta.numpy()).max()
     for fault in FAULTS:

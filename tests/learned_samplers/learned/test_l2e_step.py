@@ -30,8 +30,8 @@ def sampler_of(settings, dtype=torch.float32, temperature=1.0, layout=torch.cont
     for weight, bias in layers_of(network):
         weight.data.normal_(0, 0.3, generator=generator)
         bias.data.normal_(0, 0.3, generator=generator)
-    kind = PrecondL2E if isinstance(settings, PreconditionedSettings) else L2E
-    return kind(
+    cls = PrecondL2E if isinstance(settings, PreconditionedSettings) else L2E
+    return cls(
         [torch.nn.Parameter(p) for p in params],
         lr=1e-3,
         num_data=1000,
@@ -106,8 +106,8 @@ def test_a_chain_in_another_memory_layout_is_the_same(name, native, monkeypatch)
 def test_a_resumed_chain_is_the_same_bit_for_bit(name, native, monkeypatch):
     """Over the tenth step, at which roots of matrices are renewed."""
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, native)
-    whole, first, second = (sampler_of(SETTINGS[name]) for _ in range(3))
-    expected, halfway = run(whole, 21), run(first, 12)
+    reference, first, second = (sampler_of(SETTINGS[name]) for _ in range(3))
+    expected, halfway = run(reference, 21), run(first, 12)
     second.load_state_dict(first.state_dict())
     for p, value in zip(second.param_groups[0]["params"], halfway, strict=True):
         p.data.copy_(value)
@@ -128,8 +128,8 @@ def test_what_joins_late_moves_as_far_as_the_others(unfrozen, dtype):
     torch.manual_seed(0)
     a, b = (torch.nn.Parameter(torch.randn(20, 20) * 0.05) for _ in "ab")
     b.requires_grad_(not unfrozen)
-    own = dict(network="l2e", temperature=0.0, averages_dtype=dtype)
-    sampler = L2E([a, b] if unfrozen else [a], num_data=50_000, **own)
+    keywords = dict(network="l2e", temperature=0.0, averages_dtype=dtype)
+    sampler = L2E([a, b] if unfrozen else [a], num_data=50_000, **keywords)
 
     def move(*params):
         before = [p.detach().clone() for p in params]

@@ -46,11 +46,11 @@ def test_the_optimizer_moves_a_matrix_along_its_direction(kind, monkeypatch):
         monkeypatch.setenv("LEARNED_SAMPLERS_NATIVE", "0")
     dtype = torch.float64 if kind == "float64" else torch.float32
     rounded = {"averages_dtype": "bfloat16"} if kind == "bfloat16 averages" else {}
-    own = L2ESettings(feature_set="matrix", beta_scale=3.0, friction_scale=0.0, **rounded)
+    settings = L2ESettings(feature_set="matrix", beta_scale=3.0, friction_scale=0.0, **rounded)
     params = [nn.Parameter(matrix(6, 3).to(dtype)), nn.Parameter(matrix(1, 5)[0].to(dtype))]
     params = params[:1] if kind == "one by one" else params
     cold = dict(temperature=0.0, momentum_decay=1.0)
-    sampler = L2E(params, 1e-4, 100, network=network_along_the_direction(), settings=own, **cold)
+    sampler = L2E(params, 1e-4, 100, network=network_along_the_direction(), settings=settings, **cold)
     m, covariance = 0.0, None
     for step in range(3):
         before = params[0].detach().clone()
@@ -74,8 +74,8 @@ def test_compiled_code_and_torch_explore_settle_and_sample_the_same_way_with_the
     for native in ("1", "0"):
         monkeypatch.setenv("LEARNED_SAMPLERS_NATIVE", native)
         params = [nn.Parameter(matrix(300, 120).float()), nn.Parameter(matrix(1, 7)[0].float())]
-        own = dict(lr=1e-4, num_data=1000, generator=torch.Generator().manual_seed(3))
-        sampler = AdaptedSGHMC(params, warmup=learned_samplers.L2E, warmup_steps=4, **own)
+        keywords = dict(lr=1e-4, num_data=1000, generator=torch.Generator().manual_seed(3))
+        sampler = AdaptedSGHMC(params, warmup=learned_samplers.L2E, warmup_steps=4, **keywords)
         for step in range(6):
             for i, p in enumerate(params):
                 drawn = matrix(1, p.numel(), 7 * step + i).view(p.shape)
@@ -105,14 +105,14 @@ def test_matrices_that_take_long_at_every_step_are_spoken_of_before_the_first():
 
 def test_one_that_joins_moves_along_its_momentum_until_its_turn():
     """Not along nothing: its root is 1 until it is made."""
-    own = L2ESettings(feature_set="matrix", beta_scale=3.0, friction_scale=0.0)
+    settings = L2ESettings(feature_set="matrix", beta_scale=3.0, friction_scale=0.0)
     first, late = nn.Parameter(matrix(3, 4)), nn.Parameter(matrix(4, 3, 1))
     sampler = L2E(
         [first, late],
         lr=1e-4,
         num_data=100,
         network=network_along_the_direction(),
-        settings=own,
+        settings=settings,
         temperature=0.0,
         missing_gradient="skip",
     )

@@ -20,7 +20,7 @@ from tests.learned_samplers.learned.cases import network, phi_of
 from tests.learned_samplers.learned.flat_keywords import L2E, keywords
 
 assumption_violation, term_contributions = (
-    keywords(each, L2ESettings) for each in (assumption_violation, term_contributions)
+    keywords(measure, L2ESettings) for measure in (assumption_violation, term_contributions)
 )
 l2e_paper_rule = keywords(l2e_rule, L2ESettings, form="paper")
 l2e_residual_rule = keywords(l2e_rule, L2ESettings)
@@ -62,9 +62,9 @@ def state(leading=(), feature_set="paper", seed=1):
 @pytest.mark.parametrize("form", RULES)
 def test_the_derivatives_are_finite_differences_at_fixed_scales(form, feature_set):
     s, phi = state(feature_set=feature_set), weights(feature_set)
-    found = assumption_violation(**s, **HYPER, **MORE, phi=phi, form=form, feature_set=feature_set, step=3)
-    own = L2ESettings(feature_set=feature_set)
-    run = dict(settings=own, lr=0.2, num_data=80.0, step=3, prior_precision=MORE["prior_precision"])
+    measure = assumption_violation(**s, **HYPER, **MORE, phi=phi, form=form, feature_set=feature_set, step=3)
+    settings = L2ESettings(feature_set=feature_set)
+    run = dict(settings=settings, lr=0.2, num_data=80.0, step=3, prior_precision=MORE["prior_precision"])
     before = s["parameter"], s["gradient"], s["averages"], SEGMENTS
     at, _ = network_at(phi, *before, covariances=s.get("covariances"), **run)
     at(s["momentum"])
@@ -76,10 +76,10 @@ def test_the_derivatives_are_finite_differences_at_fixed_scales(form, feature_se
         return (ends[0] - ends[1]) / (2 * h)
 
     per_step = 0.3 if form == "residual" else 0.3 * eps
-    torch.testing.assert_close(found.alpha_by_momentum, per_step * difference(0, False), rtol=1e-5, atol=1e-8)
-    torch.testing.assert_close(found.beta_by_parameter, 0.7 * eps * difference(1, True), rtol=1e-5, atol=1e-8)
-    assert found.violation.max() > 0
-    assert 0 < found.relative <= 1
+    torch.testing.assert_close(measure.alpha_by_momentum, per_step * difference(0, False), rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(measure.beta_by_parameter, 0.7 * eps * difference(1, True), rtol=1e-5, atol=1e-8)
+    assert measure.violation.max() > 0
+    assert 0 < measure.relative <= 1
 
 
 def test_an_energy_has_no_violation_and_its_mirror_image_all_of_it():
@@ -90,17 +90,17 @@ def test_an_energy_has_no_violation_and_its_mirror_image_all_of_it():
     ratio = float(0.7 * eps * scale["momentum"] / (0.3 * scale["parameter"]))
     for sign, expected in ((1.0, 0.0), (-1.0, 1.0)):
         phi = linear(by_parameter=1.0, by_momentum=sign * ratio)
-        found = assumption_violation(**s, **HYPER, phi=phi, form="residual")
-        assert found.relative.item() == pytest.approx(expected, abs=1e-12)
+        measure = assumption_violation(**s, **HYPER, phi=phi, form="residual")
+        assert measure.relative.item() == pytest.approx(expected, abs=1e-12)
         size = 0.7 * eps / scale["parameter"].item()
-        torch.testing.assert_close(found.beta_by_parameter, torch.full((42,), size, dtype=torch.float64))
+        torch.testing.assert_close(measure.beta_by_parameter, torch.full((42,), size, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("friction_scale", [0.0, 0.4])
 def test_friction_that_beta_does_not_feel_counts_as_alpha(friction_scale):
     """What a step adds to r beyond gradient, prior and noise is −ε·∂g/∂θ − a·∂g/∂r, with ∂g/∂r = r + s_β·β."""
     s, phi = state(), weights()
-    found = assumption_violation(**s, **HYPER, **MORE, phi=phi, friction_scale=friction_scale)
+    measure = assumption_violation(**s, **HYPER, **MORE, phi=phi, friction_scale=friction_scale)
     averages = update_averages(s["averages"], s["gradient"])
     before = s["parameter"], s["gradient"], averages, SEGMENTS
     at = NetworkOnChain(phi, Features(*before, FEATURE_SETS["paper"], Run(0.2, 80.0, 1)))
@@ -112,9 +112,9 @@ def test_friction_that_beta_does_not_feel_counts_as_alpha(friction_scale):
         return -(added + 0.15 * (momentum + 0.7 * beta))
 
     difference = (alpha(s["momentum"] + 1e-7) - alpha(s["momentum"] - 1e-7)) / 2e-7
-    torch.testing.assert_close(found.alpha_by_momentum, difference, rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(measure.alpha_by_momentum, difference, rtol=1e-5, atol=1e-8)
     felt = assumption_violation(**s, **HYPER, **MORE, phi=phi)
-    assert (found.alpha_by_momentum - felt.alpha_by_momentum).abs().max() > 1e-2
+    assert (measure.alpha_by_momentum - felt.alpha_by_momentum).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_friction_that_beta_does_not_feel_counts_as_alpha(friction_scale):
 def test_terms_are_what_the_rule_loses_without_them(form, options):
     """Each term is also the change of the rule's own new momentum when that term alone is switched off."""
     s, phi = state(), weights()
-    found = term_contributions(**s, **HYPER, **MORE, **options, phi=phi, form=form)
+    terms = term_contributions(**s, **HYPER, **MORE, **options, phi=phi, form=form)
 
     def momentum_of(noise=None, **changed):
         values = {**s, **HYPER, **MORE, **options, "phi": phi, **changed}
@@ -139,13 +139,13 @@ def test_terms_are_what_the_rule_loses_without_them(form, options):
     def rms(x):
         return x.square().mean().sqrt()
 
-    whole = momentum_of()
-    torch.testing.assert_close(found["alpha"], rms(whole - momentum_of(alpha_scale=0.0)))
-    torch.testing.assert_close(found["learned_friction"], rms(whole - momentum_of(friction_scale=0.0)))
-    torch.testing.assert_close(found["prior"], rms(whole - momentum_of(prior_precision=0.0)))
-    torch.testing.assert_close(found["noise"], rms(whole - momentum_of(noise=torch.ones(42).double())))
-    torch.testing.assert_close(found["gradient"], rms(math.sqrt(0.2 * 80) * s["gradient"]))
-    assert ("friction" in found) == (form == "residual")
+    momentum = momentum_of()
+    torch.testing.assert_close(terms["alpha"], rms(momentum - momentum_of(alpha_scale=0.0)))
+    torch.testing.assert_close(terms["learned_friction"], rms(momentum - momentum_of(friction_scale=0.0)))
+    torch.testing.assert_close(terms["prior"], rms(momentum - momentum_of(prior_precision=0.0)))
+    torch.testing.assert_close(terms["noise"], rms(momentum - momentum_of(noise=torch.ones(42).double())))
+    torch.testing.assert_close(terms["gradient"], rms(math.sqrt(0.2 * 80) * s["gradient"]))
+    assert ("friction" in terms) == (form == "residual")
 
 
 def test_grids_hold_the_networks_outputs_at_their_places():

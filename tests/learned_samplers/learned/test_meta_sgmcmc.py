@@ -23,21 +23,21 @@ def test_groups_and_blocks_do_not_change_the_chain(feature_set, monkeypatch):
     def make(p):
         return MetaSGMCMC(p, 0.2, N, network=meta_network(), prior_precision=3.0, feature_set=feature_set)
 
-    whole, _ = chain(make, dtype=DOUBLE)
-    torch.testing.assert_close(chain(make, dtype=DOUBLE, groups=True)[0], whole, rtol=1e-9, atol=1e-11)
+    expected, _ = chain(make, dtype=DOUBLE)
+    torch.testing.assert_close(chain(make, dtype=DOUBLE, groups=True)[0], expected, rtol=1e-9, atol=1e-11)
     monkeypatch.setattr("learned_samplers.learned.sampler._AT_ONCE_ON_CPU", 7)
-    torch.testing.assert_close(chain(make, dtype=DOUBLE)[0], whole, rtol=1e-11, atol=1e-13)
+    torch.testing.assert_close(chain(make, dtype=DOUBLE)[0], expected, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("feature_set", ["energy", "energy_rms"])
 @pytest.mark.parametrize("m", [1, 4])
 def test_a_loss_a_chain_is_so_many_chains(m, feature_set):
     """M chains in the leading axis are the pure rule on (M, d), and each alone; the prior is in each one's energy."""
-    module, own = meta_network(), {"gradient_scale": 3.0, "feature_set": feature_set}
+    module, settings = meta_network(), {"gradient_scale": 3.0, "feature_set": feature_set}
     torch.manual_seed(0)
     a = torch.randn(m, 2, 3, dtype=DOUBLE).requires_grad_()
     b = torch.randn(m, 2, dtype=DOUBLE).requires_grad_()
-    sampler = MetaSGMCMC([{"params": [a], "prior_precision": 2.0}, {"params": [b]}], 0.2, N, network=module, **own)
+    sampler = MetaSGMCMC([{"params": [a], "prior_precision": 2.0}, {"params": [b]}], 0.2, N, network=module, **settings)
 
     def losses(a, b):
         return torch.cos(a.flatten(1).sum(1) + b[:, 0]) + 0.1 * (b**2).sum(1)
@@ -55,7 +55,7 @@ def test_a_loss_a_chain_is_so_many_chains(m, feature_set):
         returned = sampler.step(closure)
     assert returned.shape == (m,)
     torch.manual_seed(5)
-    at = dict(phi=phi_of(module), lr=0.2, num_data=N, temperature=1.0, momentum_decay=0.1, **own)
+    at = dict(phi=phi_of(module), lr=0.2, num_data=N, temperature=1.0, momentum_decay=0.1, **settings)
     for _ in range(6):
         loss = losses(x[0].view(m, 2, 3), x[1])
         slopes = torch.func.grad(lambda p, q: losses(p.view(m, 2, 3), q).sum(), argnums=(0, 1))(*x)
@@ -70,15 +70,15 @@ def test_a_loss_a_chain_is_so_many_chains(m, feature_set):
 
 
 def test_the_closure_may_give_a_loss_that_is_there_already():
-    model, other = small_network(), small_network()
-    one, two = (MetaSGMCMC(m.parameters(), 0.1, N, network=meta_network()) for m in (model, other))
+    model, twin = small_network(), small_network()
+    one, two = (MetaSGMCMC(m.parameters(), 0.1, N, network=meta_network()) for m in (model, twin))
     for seed in range(3):
         torch.manual_seed(seed)
         one.step(closure_for(model, one))
-        loss = closure_for(other, two)()
+        loss = closure_for(twin, two)()
         torch.manual_seed(seed)
         two.step(lambda loss=loss: loss.item())
-    assert torch.allclose(flat(model), flat(other), atol=1e-6)
+    assert torch.allclose(flat(model), flat(twin), atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -103,8 +103,8 @@ def test_scaled_inputs_do_not_see_the_scale_of_the_loss():
     """Ten times the loss with a tenth of N and of lr: the same gradients of the energy, the same chain."""
 
     def end(feature_set, factor):
-        p, own = torch.tensor([0.3, -0.8, 0.5], dtype=DOUBLE, requires_grad=True), {"energy_scale": 0.0}
-        sampler = MetaSGMCMC([p], 0.1 / factor, N / factor, network=meta_network(), feature_set=feature_set, **own)
+        p, settings = torch.tensor([0.3, -0.8, 0.5], dtype=DOUBLE, requires_grad=True), {"energy_scale": 0.0}
+        sampler = MetaSGMCMC([p], 0.1 / factor, N / factor, network=meta_network(), feature_set=feature_set, **settings)
 
         def closure():
             sampler.zero_grad()
@@ -159,13 +159,13 @@ def test_the_twin_makes_the_same_chain_and_an_empty_parameter_changes_nothing(fe
         if empty:
             model[0].nothing = nn.Parameter(torch.zeros(0, 2, dtype=DOUBLE))
         x, y = small_data()
-        own = dict(network=meta_network(), feature_set=feature_set, energy_scale=3.0)
+        options = dict(network=meta_network(), feature_set=feature_set, energy_scale=3.0)
         groups = [{"params": model[0].parameters(), "prior_precision": 2.0}, {"params": model[2].parameters()}]
-        sampler = MetaSGMCMC(groups, 0.1, N, generator=torch.Generator().manual_seed(8), **own)
+        sampler = MetaSGMCMC(groups, 0.1, N, generator=torch.Generator().manual_seed(8), **options)
 
         def loss_of(network, x=x, y=y):
-            rest = sum(p.sum() for p in network.parameters() if not p.numel())
-            return nn.functional.cross_entropy(network(x.double()), y) + rest
+            zero = sum(p.sum() for p in network.parameters() if not p.numel())
+            return nn.functional.cross_entropy(network(x.double()), y) + zero
 
         def closure(model=model, sampler=sampler, loss_of=loss_of):
             sampler.zero_grad()
@@ -183,5 +183,5 @@ def test_the_twin_makes_the_same_chain_and_an_empty_parameter_changes_nothing(fe
         for _ in range(5):
             sampler.step(closure)
         ends.append(flat(model))
-    for other in ends[1:]:
-        torch.testing.assert_close(other, ends[0], rtol=1e-9, atol=1e-11)
+    for end in ends[1:]:
+        torch.testing.assert_close(end, ends[0], rtol=1e-9, atol=1e-11)

@@ -120,9 +120,9 @@ def test_the_bias_shrinks_with_the_step_size(seed):
 
 
 def test_the_optimizer_keeps_the_posterior_up_to_the_step_size():
-    own = dict(network=meta_network(1, 0.3, torch.float32, (8,)), energy_scale=100.0, gradient_scale=10.0)
+    options = dict(network=meta_network(1, 0.3, torch.float32, (8,)), energy_scale=100.0, gradient_scale=10.0)
     settings = dict(stiffness=(0.3,), per_chain=True, coordinates=1000, steps=250, refinement=4, tolerance=0.03)
-    report = check_sampler(lambda p: MetaSGMCMC(p, 0.1, 100, **own), **settings)
+    report = check_sampler(lambda p: MetaSGMCMC(p, 0.1, 100, **options), **settings)
     assert report.passed, report
     assert report.verdict == "O(h)"
 
@@ -131,9 +131,9 @@ def test_a_long_chain_does_not_drift_and_keeps_no_memory():
     """Four blocks of 1,000 steps have the same moments, and a step leaves no tensor behind. (100,000 steps in all were
     run by hand: reports/meta_sgmcmc.md.)"""
     p, k, length = torch.zeros(256, 2, requires_grad=True), torch.tensor([100.0, 200.0]), 1000
-    own = dict(energy_scale=100.0, gradient_scale=10.0, curl_scale=0.5, friction_scale=0.5)
+    scales = dict(energy_scale=100.0, gradient_scale=10.0, curl_scale=0.5, friction_scale=0.5)
     network, generator = meta_network(2, dtype=torch.float32, hidden=(8,)), torch.Generator().manual_seed(0)
-    sampler = MetaSGMCMC([p], 0.02, 100, network=network, momentum_decay=0.1, generator=generator, **own)
+    sampler = MetaSGMCMC([p], 0.02, 100, network=network, momentum_decay=0.1, generator=generator, **scales)
 
     def closure():
         value = p.detach()

@@ -59,9 +59,9 @@ def test_the_rule_is_its_equations(hidden, clips):
     g = torch.func.grad(lambda t: mean_loss(t).sum())(x)
     slope = n * g + prior * x
     options = dict(zip(("q_clip", "a_clip"), clips, strict=True))
-    own = dict(curl_scale=0.8, friction_scale=0.6, energy_scale=1.5)
-    own |= dict(curl_clip=clips[0], friction_clip=clips[1])
-    new = meta_sgmcmc_rule(x, g, xi, r, energy=energy(x), phi=phi, **own, **SETTINGS)
+    scales = dict(curl_scale=0.8, friction_scale=0.6, energy_scale=1.5)
+    scales |= dict(curl_clip=clips[0], friction_clip=clips[1])
+    new = meta_sgmcmc_rule(x, g, xi, r, energy=energy(x), phi=phi, **scales, **SETTINGS)
     h = 1e-6
 
     def fields(theta, r):
@@ -92,10 +92,10 @@ def test_the_settings_of_the_published_code_are_those_of_the_paper():
     *hidden, (weight, bias) = phi_of(network)  # its β is 0, and ours 1
     phi = [*hidden, (weight, bias - torch.tensor([1.0, 0.0], dtype=bias.dtype))]
     at = dict(lr=0.007, num_data=n, temperature=1e-300, prior_precision=0.0, momentum_decay=0.01, phi=phi)
-    own = dict(gradient_scale=70.0)
-    own |= dict(friction_scale=k * eta / 0.01, friction_clip=1000 * eta)
+    scales = dict(gradient_scale=70.0)
+    scales |= dict(friction_scale=k * eta / 0.01, friction_clip=1000 * eta)
     energy = torch.tensor(n * 1.3, dtype=r.dtype)
-    moved = meta_sgmcmc_rule(zero, zero, zero, r, energy=energy, **at, **own)[1]
+    moved = meta_sgmcmc_rule(zero, zero, zero, r, energy=energy, **at, **scales)[1]
     f_q, f_d = network(torch.stack([torch.full_like(r, 1.3), r, zero], -1)).detach().unbind(-1)
     friction = (0.01 / eta * f_q.clamp(-5, 5) ** 2 + k * f_d).clamp(min=0).clamp(max=1000)
     torch.testing.assert_close(moved, r - eta * friction * r, rtol=1e-10, atol=1e-12)

@@ -25,10 +25,10 @@ from tests.learned_samplers.learned.flat_keywords import L2E
 
 def test_every_learned_sampler_is_registered_under_the_name_of_its_class():
     exported = (getattr(learned_samplers, name) for name in learned_samplers.__all__)
-    public = {each.__name__ for each in exported if inspect.isclass(each) and issubclass(each, LearnedSampler)}
+    public = {item.__name__ for item in exported if inspect.isclass(item) and issubclass(item, LearnedSampler)}
     assert set(REGISTRY) == set(LEARNED_RULES) == public | {"PrecondL2E"}
-    for name, each in REGISTRY.items():
-        assert each.__name__ == each.settings_class.sampler == name
+    for name, cls in REGISTRY.items():
+        assert cls.__name__ == cls.settings_class.sampler == name
     assert all(rule.name == name for name, rule in LEARNED_RULES.items())
 
 
@@ -78,10 +78,10 @@ def test_a_sampler_from_outside_the_package_is_made_from_its_card(own_sampler, t
     path = tmp_path / "own.safetensors"
     weights.save(path, network, make_card(settings, defaults={"lr": 0.1}))
     assert settings_from_card(weights.load_card(path)) == settings
-    own = trained(lambda params: sampler_from_card(path, params, 0.1, 50))
+    from_card = trained(lambda params: sampler_from_card(path, params, 0.1, 50))
     by_hand = trained(lambda params: own_sampler(params, 0.1, 50, network=network, settings={"gain_scale": 0.5}))
-    torch.testing.assert_close(own, by_hand)
-    assert not torch.equal(own, untrained)
+    torch.testing.assert_close(from_card, by_hand)
+    assert not torch.equal(from_card, untrained)
     with pytest.raises(ValueError, match=r"sampler must have a rule for the inner loop .* got 'OwnSampler'"):
         rule_from_card(weights.load_card(path))
 

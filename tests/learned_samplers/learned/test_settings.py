@@ -13,7 +13,7 @@ from learned_samplers.learned.sampler import REGISTRY
 from tests.learned_samplers.learned.cases import parameter
 from tests.learned_samplers.learned.flat_keywords import L2E, KineticL2E, MetaSGMCMC, PrecondL2E
 
-CLASSES = {name: each.settings_class for name, each in REGISTRY.items()}
+CLASSES = {name: cls.settings_class for name, cls in REGISTRY.items()}
 
 
 def make(name, **keywords):
@@ -25,19 +25,19 @@ def make(name, **keywords):
 def test_keywords_settings_and_card_are_three_ways_to_the_same(name):
     """Every number setting, at another value than its default: nothing is lost on any of the ways."""
     default = CLASSES[name]()
-    numbers = [each.name for each in fields(default) if isinstance(getattr(default, each.name), float)]
+    numbers = [field.name for field in fields(default) if isinstance(getattr(default, field.name), float)]
     assert numbers
     # 0.75 is within every range but that of clips, which may have to be at least 1.
-    values = {each: 1.5 if "clip" in each else 0.75 for each in numbers}
+    values = {number: 1.5 if "clip" in number else 0.75 for number in numbers}
     by_keywords = make(name, **values).settings
     assert by_keywords == make(name, settings=replace(default, **values)).settings != default
     card = by_keywords.to_card()
-    own = {
-        each.name: getattr(by_keywords, each.name)
-        for each in fields(default)
-        if not settings_of(type(default))[each.name].in_card
+    keywords = {
+        field.name: getattr(by_keywords, field.name)
+        for field in fields(default)
+        if not settings_of(type(default))[field.name].in_card
     }
-    assert type(default).from_card(card, **own) == by_keywords
+    assert type(default).from_card(card, **keywords) == by_keywords
     assert card["sampler"] == name
     assert card["features"] == list(by_keywords.features)
 
@@ -56,15 +56,15 @@ def test_the_defaults_of_a_form_are_its_own():
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_state_dict_has_the_settings_as_plain_values_and_is_refused_by_others(name):
     default = CLASSES[name]()
-    scale = next(each.name for each in fields(default) if isinstance(getattr(default, each.name), float))
+    scale = next(field.name for field in fields(default) if isinstance(getattr(default, field.name), float))
     sampler = make(name, **{scale: torch.tensor(0.5)})  # a tensor becomes a number, or nothing could load it
     buffer = io.BytesIO()
     torch.save(sampler.state_dict(), buffer)
     saved = torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
     assert saved["sampler"]["network"]["settings"][scale] == 0.5
     make(name, **{scale: 0.5}).load_state_dict(saved)
-    other = make(name)
-    before = copy.deepcopy(other.state_dict())
+    target = make(name)
+    before = copy.deepcopy(target.state_dict())
     with pytest.raises(ValueError, match=scale):
-        other.load_state_dict(saved)
-    assert other.state_dict()["param_groups"] == before["param_groups"]
+        target.load_state_dict(saved)
+    assert target.state_dict()["param_groups"] == before["param_groups"]

@@ -18,7 +18,7 @@ from tests.learned_samplers.learned.cases import make_card, make_network, parame
 from tests.learned_samplers.learned.flat_keywords import L2E
 
 #: Settings of each sampler, and of each feature set of L2E.
-SETTINGS = [each.settings_class() for each in REGISTRY.values()]
+SETTINGS = [cls.settings_class() for cls in REGISTRY.values()]
 SETTINGS += [L2ESettings(feature_set=name, beta_scale=0.7) for name in FEATURE_SETS]
 
 
@@ -114,11 +114,11 @@ def test_shipped_weights_go_by_name(file, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("num_data", [10, 50_000.0])
 def test_the_default_network_is_the_shipped_one_of_the_form(num_data):
-    defaults = {name: each.default_network for name, each in REGISTRY.items() if each.default_network}
+    defaults = {name: cls.default_network for name, cls in REGISTRY.items() if cls.default_network}
     assert defaults == {"L2E": "l2e-gated", "KineticL2E": "kinetic-l2e", "MetaSGMCMC": "meta-sgmcmc"}
     cases = [(name, shipped, {}) for name, shipped in defaults.items()]
-    for name, shipped, own in [*cases, ("L2E", "l2e-paper", {"form": "paper"})]:
-        sampler = REGISTRY[name]([parameter()], num_data=num_data, **own)
+    for name, shipped, settings in [*cases, ("L2E", "l2e-paper", {"form": "paper"})]:
+        sampler = REGISTRY[name]([parameter()], num_data=num_data, **settings)
         assert sampler.card == pretrained.card(shipped)
         assert sampler.param_groups[0]["lr"] == sampler.card["defaults"]["lr"]
         assert torch.equal(sampler.network[0].weight, pretrained.load(shipped)[0].weight)

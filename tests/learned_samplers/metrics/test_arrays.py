@@ -34,8 +34,8 @@ def test_arrays_of_every_form_are_read(form):
 
 def test_tables_are_read_by_position_whatever_their_index_says():
     index = np.arange(len(PROBS))[::-1] + 5
-    found = metrics.nll(pd.DataFrame(PROBS, index), pd.Series(LABELS, index))
-    assert found == metrics.nll(PROBS, LABELS)
+    value = metrics.nll(pd.DataFrame(PROBS, index), pd.Series(LABELS, index))
+    assert value == metrics.nll(PROBS, LABELS)
 
 
 @pytest.mark.parametrize("kind", ["inference data", "tree", "variable"])

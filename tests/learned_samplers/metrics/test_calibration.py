@@ -13,9 +13,9 @@ def test_the_temperature_of_a_constant_prediction_is_known():
     # p = 0.9 for class 0, right in 7 of 10: the best temperature takes 0.9 to 0.7.
     probs, labels = torch.tensor([[0.9, 0.1]]).repeat(10, 1), torch.tensor([0] * 7 + [1] * 3)
     expected = math.log(9) / math.log(7 / 3)
-    found = metrics.fit_temperature(probs, labels)
-    assert found == pytest.approx(expected, rel=1e-4)
-    scaled = metrics.with_temperature(probs, found)
+    temperature = metrics.fit_temperature(probs, labels)
+    assert temperature == pytest.approx(expected, rel=1e-4)
+    scaled = metrics.with_temperature(probs, temperature)
     assert scaled.dtype == probs.dtype
     torch.testing.assert_close(scaled[0], torch.tensor([0.7, 0.3]), atol=1e-4, rtol=0)
 
@@ -59,8 +59,8 @@ def test_conformal_sets_cover_even_if_the_network_is_wrong(level):
         scale = metrics.conformal_scale(np.zeros(30), np.ones(30), targets[:30], level)
         intervals.append((np.abs(targets[30:]) <= scale).mean())
     # Between level and level + 1/(n + 1) on average, with a standard error below 0.007.
-    for found in (shares, intervals):
-        assert level - 0.03 < np.mean(found) < level + 1 / 31 + 0.03
+    for coverage in (shares, intervals):
+        assert level - 0.03 < np.mean(coverage) < level + 1 / 31 + 0.03
     assert np.mean(sizes) < 4, "not all classes"
 
 

@@ -123,7 +123,7 @@ def test_what_two_samples_know_of_each_other():
     gained = metrics.ambiguity(torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]]), torch.tensor([0]))
     assert gained == pytest.approx(math.log(0.55) - 0.5 * math.log(0.9 * 0.2))
     probs, labels = random_probs(6, 50, 4), random_labels(50, 4)
-    single = np.mean([metrics.nll(each, labels) for each in probs])
+    single = np.mean([metrics.nll(sample, labels) for sample in probs])
     assert metrics.ambiguity(probs, labels) == pytest.approx(single - metrics.nll(probs.mean(0), labels))
 
 
@@ -133,15 +133,15 @@ def test_information_tells_strangers_where_confidence_does_not():
     assert metrics.ood_auroc(together.mean(0), apart.mean(0)) == 0.5
     assert metrics.information_auroc(together, apart) == 1
     inside, outside = random_probs(4, 60, 3), random_probs(4, 70, 3, seed=1)
-    known = [*metrics.mutual_information(inside), *metrics.mutual_information(outside)]
-    expected = roc_auc_score([0] * 60 + [1] * 70, [float(each) for each in known])
+    information = [*metrics.mutual_information(inside), *metrics.mutual_information(outside)]
+    expected = roc_auc_score([0] * 60 + [1] * 70, [float(value) for value in information])
     assert metrics.information_auroc(inside, outside) == pytest.approx(expected, abs=1e-6)
 
 
 def test_agreement_and_total_variation():
-    other = torch.tensor([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1], [0.3, 0.3, 0.4], [0.25, 0.5, 0.25]])
-    assert metrics.agreement(PROBS, other) == 0.75
-    assert metrics.total_variation(PROBS, other) == pytest.approx((0.1 + 0.4) / 4, abs=1e-6)
+    reference = torch.tensor([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1], [0.3, 0.3, 0.4], [0.25, 0.5, 0.25]])
+    assert metrics.agreement(PROBS, reference) == 0.75
+    assert metrics.total_variation(PROBS, reference) == pytest.approx((0.1 + 0.4) / 4, abs=1e-6)
     assert metrics.total_variation(torch.eye(3), torch.eye(3).roll(1, 0)) == 1
     assert metrics.agreement(PROBS, PROBS) == 1
 
@@ -191,10 +191,10 @@ def test_rows_may_sum_to_one_as_closely_as_their_dtype_allows(dtype, allowed):
 
 def test_equal_samples_have_no_ambiguity():
     """Rounding alone makes some of these −4e-16."""
-    labels, found = torch.zeros(50, dtype=torch.long), []
+    labels, ambiguities = torch.zeros(50, dtype=torch.long), []
     for seed in range(20):
         stream = torch.Generator().manual_seed(seed)
         probs = torch.softmax(torch.randn(50, 7, dtype=torch.float64, generator=stream), 1)
-        found += [metrics.ambiguity(probs.expand(count, -1, -1), labels) for count in range(2, 12)]
-    assert min(found) == 0
-    assert max(found) < 1e-12
+        ambiguities += [metrics.ambiguity(probs.expand(count, -1, -1), labels) for count in range(2, 12)]
+    assert min(ambiguities) == 0
+    assert max(ambiguities) < 1e-12

@@ -78,8 +78,8 @@ def test_stacking_finds_the_weights_of_a_mixture():
     assert (weights - true).abs().max() < 0.05
     # No weights on a grid are better.
     best = (logs.double() + weights.log()[:, None]).logsumexp(0).mean()
-    for other in torch.distributions.Dirichlet(torch.ones(3)).sample((200,)):
-        assert (logs.double() + other.double().log()[:, None]).logsumexp(0).mean() <= best + 1e-6
+    for mixture in torch.distributions.Dirichlet(torch.ones(3)).sample((200,)):
+        assert (logs.double() + mixture.double().log()[:, None]).logsumexp(0).mean() <= best + 1e-6
 
 
 @pytest.mark.parametrize("options", [{}, {"output": "regression", "noise": 0.2}])

@@ -40,25 +40,25 @@ def sequence():
 def test_they_are_the_networks(build):
     networks = ensemble(build, K)
     chains = Chains(networks)
-    torch.testing.assert_close(chains(X), torch.stack([each(X) for each in networks]))
+    torch.testing.assert_close(chains(X), torch.stack([member(X) for member in networks]))
     if build is frozen:
         assert chains.names == ["2.weight", "2.bias"]
 
 
 def test_gradients_and_curvatures_are_those_of_the_networks():
     """Also of tanh, which is computed in another way; to 1e-12, in double precision."""
-    networks = [each.double() for each in ensemble(count=K)]
+    networks = [member.double() for member in ensemble(count=K)]
     chains, x = Chains(networks), X.double()
 
     def derivatives(params, loss):
         first = torch.autograd.grad(loss, params, create_graph=True)
         return [*first, *torch.autograd.grad(sum(g.pow(3).sum() for g in first), params)]
 
-    found = derivatives(list(chains.parameters()), chains.losses(nn.functional.cross_entropy, chains(x), Y).sum())
-    for k, each in enumerate(networks):
-        alone = derivatives(list(each.parameters()), nn.functional.cross_entropy(each(x), Y))
-        for own, stacked in zip(alone, found, strict=True):
-            torch.testing.assert_close(stacked[k], own, rtol=1e-10, atol=1e-12)
+    by_chain = derivatives(list(chains.parameters()), chains.losses(nn.functional.cross_entropy, chains(x), Y).sum())
+    for k, member in enumerate(networks):
+        alone = derivatives(list(member.parameters()), nn.functional.cross_entropy(member(x), Y))
+        for derivative, stacked in zip(alone, by_chain, strict=True):
+            torch.testing.assert_close(stacked[k], derivative, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -68,15 +68,15 @@ def test_gradients_by_hand_are_those_of_the_networks(activation, bias):
     networks = [nn.Sequential(nn.Linear(4, 6, bias), activation(), nn.Linear(6, 3, bias), activation()) for _ in "abc"]
     chains, x = Chains(networks), X.clone().requires_grad_()
     assert chains._batched_plan
-    torch.testing.assert_close(chains(X.view(5, 4, 4)), torch.stack([each(X.view(5, 4, 4)) for each in networks]))
+    torch.testing.assert_close(chains(X.view(5, 4, 4)), torch.stack([member(X.view(5, 4, 4)) for member in networks]))
     loss = chains(x).pow(3).sum()
-    alone = torch.autograd.grad(sum(each(x).pow(3).sum() for each in networks), x)
+    alone = torch.autograd.grad(sum(member(x).pow(3).sum() for member in networks), x)
     for _ in range(2):
         torch.testing.assert_close(torch.autograd.grad(loss, x, retain_graph=True), alone)
     loss.backward()
-    sum(each(X).pow(3).sum() for each in networks).backward()
+    sum(member(X).pow(3).sum() for member in networks).backward()
     for name, stack in zip(chains.names, chains.tensors, strict=True):
-        torch.testing.assert_close(stack.grad, torch.stack([each.get_parameter(name).grad for each in networks]))
+        torch.testing.assert_close(stack.grad, torch.stack([member.get_parameter(name).grad for member in networks]))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert chains(X).dtype == networks[0](X).dtype
 
@@ -156,7 +156,7 @@ def same_noise(monkeypatch):
 
 def apart(make, separate):
     """The largest distance of a weight in `Chains` from that of its network alone after 12 steps."""
-    networks = [each.double() for each in ensemble(count=K)]
+    networks = [member.double() for member in ensemble(count=K)]
     chains = Chains(networks, separate=separate)
     x = X.double()
 
@@ -165,18 +165,22 @@ def apart(make, separate):
 
         def closure():
             sampler.zero_grad()
-            found = losses()
-            found.sum().backward()
-            return found if sampler.reads_loss else found.sum()
+            values = losses()
+            values.sum().backward()
+            return values if sampler.reads_loss else values.sum()
 
         for _ in range(12):
             sampler.step(closure)
 
     move(list(chains.parameters()), lambda: chains.losses(nn.functional.cross_entropy, chains(x), Y))
-    for each in networks:
-        move(list(each.parameters()), lambda each=each: nn.functional.cross_entropy(each(x), Y))
-    alone = [dict(each.named_parameters()) for each in networks]
-    return max((w[k] - own[name]).abs().max() for k, own in enumerate(alone) for name, w in chains.weights().items())
+    for member in networks:
+        move(list(member.parameters()), lambda each=member: nn.functional.cross_entropy(each(x), Y))
+    alone = [dict(member.named_parameters()) for member in networks]
+    return max(
+        (w[k] - parameters[name]).abs().max()
+        for k, parameters in enumerate(alone)
+        for name, w in chains.weights().items()
+    )
 
 
 @pytest.mark.parametrize("kind", ["stacked", "separate"])
@@ -269,13 +273,13 @@ CASES = {
 def test_each_chain_has_its_own_law(name):
     """Means within 0.1 posterior standard deviations, and these within 8 %, of 40 chains each under three priors."""
     cls, steps, settings = CASES[name]
-    found = draws(sample(cls, steps, PRIORS.repeat_interleave(40), **settings)).view(3, -1, 3)
-    for own, prior in zip(found, PRIORS.tolist()):
+    by_prior = draws(sample(cls, steps, PRIORS.repeat_interleave(40), **settings)).view(3, -1, 3)
+    for samples, prior in zip(by_prior, PRIORS.tolist()):
         mean, spread = moments(prior)
-        assert ((own.mean(0) - mean) / spread).abs().max() < 0.1
-        assert (own.std(0) / spread - 1).abs().max() < 0.08
+        assert ((samples.mean(0) - mean) / spread).abs().max() < 0.1
+        assert (samples.std(0) / spread - 1).abs().max() < 0.08
     wrong, spread = moments(PRIORS[0].item())  # the fault that this finds: one prior for all
-    assert ((found[1].mean(0) - wrong) / spread).abs().max() > 0.3
+    assert ((by_prior[1].mean(0) - wrong) / spread).abs().max() > 0.3
 
 
 def test_r_hat_knows_the_chains():
@@ -283,8 +287,8 @@ def test_r_hat_knows_the_chains():
     same = sample(BAOA, 1000, torch.ones(4), **settings)
     assert same.chains == [k for k in range(4) for _ in range(400)]
     assert split_rhat(same).max() < 1.05
-    other = sample(BAOA, 1000, torch.tensor([1.0, 1.0, 1.0, 20.0]), **settings)  # the planted fault
-    assert split_rhat(other).max() > 1.2
+    unequal = sample(BAOA, 1000, torch.tensor([1.0, 1.0, 1.0, 20.0]), **settings)  # the planted fault
+    assert split_rhat(unequal).max() > 1.2
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -303,8 +307,8 @@ def test_the_samples_are_saved_resumed_and_predict(tmp_path, separate):
     again = fresh.split(PosteriorSamples.load(tmp_path / "stacked.safetensors", fresh))
     plain = PosteriorSamples.load(tmp_path / "one.safetensors", network())
     expected = samples.predict_samples(X, output="regression")
-    for other in (again, plain):
-        torch.testing.assert_close(other.predict_samples(X, output="regression"), expected)
+    for collection in (again, plain):
+        torch.testing.assert_close(collection.predict_samples(X, output="regression"), expected)
     run(chains, sampler, 3)  # the samples stay what they are
     torch.testing.assert_close(samples.predict_samples(X, output="regression"), expected)
     fresh.load_state_dict(chains.state_dict())
@@ -336,7 +340,7 @@ def test_tied_weights_stay_one(separate):
     networks, x = [tied() for _ in range(K)], torch.randint(10, (7, 5))
     chains = Chains(networks, separate=separate)
     posterior = PosteriorSamples(chains, sampler := SGHMC(chains.parameters(), lr=0.05, num_data=N))
-    torch.testing.assert_close(chains(x), torch.stack([each(x) for each in networks]))
+    torch.testing.assert_close(chains(x), torch.stack([member(x) for member in networks]))
     chains.losses(nn.functional.cross_entropy, chains(x), torch.arange(7)).sum().backward()
     sampler.step()
     samples = chains.split(posterior)

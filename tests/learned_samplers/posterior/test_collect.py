@@ -276,7 +276,7 @@ def make(path=None, **options):
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_a_resumed_run_goes_on_collecting_the_same(tmp_path, on_disk):
     folder = tmp_path / "samples" if on_disk else None
-    model, sampler, whole = make(max_samples=4)
+    model, sampler, reference = make(max_samples=4)
     train(model, sampler, 20)
     parts = make(folder, max_samples=4)
     train(*parts[:2], 11)
@@ -286,8 +286,8 @@ def test_a_resumed_run_goes_on_collecting_the_same(tmp_path, on_disk):
     for part, state in zip(parts, torch.load(tmp_path / "checkpoint.pt", weights_only=True), strict=True):
         part.load_state_dict(state)
     train(*parts[:2], 9)
-    assert whole.steps == [7, 11, 15, 19]
-    equal(parts[2], whole)
+    assert reference.steps == [7, 11, 15, 19]
+    equal(parts[2], reference)
 
 
 def test_going_back_without_the_collector_is_an_error():
@@ -308,11 +308,11 @@ def test_a_wrong_state_dict_changes_nothing():
     model, sampler, posterior = make()
     train(model, sampler, 9)
     state = posterior.state_dict()
-    held, other = make()[2], collect(network(9), 0, burn_in=3, thinning=2)[2]
+    held, another = make()[2], collect(network(9), 0, burn_in=3, thinning=2)[2]
     spoiled = copy.deepcopy(state["samples"])
     spoiled[1]["2.bias"][0] = float("nan")
     cases = [
-        (other, state, r"'0\.weight' has shape \(9, 4\) here and \(8, 4\) in the state"),
+        (another, state, r"'0\.weight' has shape \(9, 4\) here and \(8, 4\) in the state"),
         (held, {**state, "settings": {**state["settings"], "thinning": 5}}, "thinning=2 differs from 5"),
         (held, {"settings": state["settings"]}, "not a state dict of PosteriorSamples .*KeyError"),
         (held, {**state, "samples": [{**s, "0.bias": torch.zeros(7)} for s in state["samples"]]}, "sample of step 5"),
@@ -320,11 +320,11 @@ def test_a_wrong_state_dict_changes_nothing():
         (held, {**state, "samples": spoiled}, r"step 7: '2\.bias' .*not finite"),
         (held, {**state, "samples": None}, "samples are on disk, .* in memory"),
     ]
-    before = held.state_dict(), other.state_dict()
+    before = held.state_dict(), another.state_dict()
     for collector, wrong, reason in cases:
         with pytest.raises(ValueError, match=reason):
             collector.load_state_dict(wrong)
-    assert (held.state_dict(), other.state_dict()) == before
+    assert (held.state_dict(), another.state_dict()) == before
 
 
 def test_a_sampler_of_the_parameters_in_another_order_is_told_of():

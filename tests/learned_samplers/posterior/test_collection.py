@@ -52,17 +52,17 @@ def test_from_samples_takes_members_and_an_averaged_model(build):
     model, *others = ensemble(build)
     model.train()(X)
     averaged = torch.optim.swa_utils.AveragedModel(model)
-    for other in others:
-        averaged.update_parameters(other)
+    for member in others:
+        averaged.update_parameters(member)
     samples = SampleCollection.from_samples(model, [averaged.module.state_dict()])
     torch.testing.assert_close(samples.predict(X), probabilities(averaged))
     torch.testing.assert_close(collection([model, *others]).predict_samples(X)[0], probabilities(model))
     with pytest.raises(ValueError, match=r"samples\[0\]: '"):
         SampleCollection.from_samples(model, [averaged.state_dict()])
-    for name, other in (("second.weight", "first.weight"), ("again.running_mean", "norm.running_mean")):
+    for name, twin in (("second.weight", "first.weight"), ("again.running_mean", "norm.running_mean")):
         if build is Tied:
-            with pytest.raises(ValueError, match=rf"samples\[0\]: '{name}' and '{other}' are one tensor"):
-                SampleCollection.from_samples(model, [{**(state := model.state_dict()), name: state[other] + 1}])
+            with pytest.raises(ValueError, match=rf"samples\[0\]: '{name}' and '{twin}' are one tensor"):
+                SampleCollection.from_samples(model, [{**(state := model.state_dict()), name: state[twin] + 1}])
 
 
 def nudged(model):
@@ -108,21 +108,21 @@ def test_saving_weights_that_are_not_finite_leaves_the_file_as_it_was(tmp_path):
 @pytest.mark.parametrize("wrap", [lambda model: model, lambda model: torch.compile(model, backend="eager")])
 def test_a_network_with_a_sample_predicts_what_the_sample_does(buffers, wrap):
     model, _, posterior = collect(Tied(), thinning=2, buffers=buffers)
-    other = wrap(Tied())
+    target = wrap(Tied())
     if buffers == "reestimate":
         with pytest.raises(RuntimeError, match="have not been re-estimated"):
-            posterior.load_into(other, 0)
+            posterior.load_into(target, 0)
         posterior.reestimate_buffers(X)
     kept = copied(model.state_dict())
     expected = posterior.predict_samples(X)
     for index in (0, 1, -1):
-        posterior.load_into(other, index)
-        torch.testing.assert_close(probabilities(other), expected[index])
-        assert other.second.weight is other.first.weight
+        posterior.load_into(target, index)
+        torch.testing.assert_close(probabilities(target), expected[index])
+        assert target.second.weight is target.first.weight
     assert all(torch.equal(kept[n], t) or "mask" in n for n, t in model.state_dict().items())
     stored = posterior[2]["head.weight"].clone()
     with torch.no_grad():
-        other.head.weight.add_(1)  # a copy: the sample stays what it is
+        target.head.weight.add_(1)  # a copy: the sample stays what it is
     assert torch.equal(posterior[2]["head.weight"], stored)
     posterior.load_into(model, 0)
     torch.testing.assert_close(probabilities(model), expected[0])
@@ -130,17 +130,17 @@ def test_a_network_with_a_sample_predicts_what_the_sample_does(buffers, wrap):
 
 def test_frozen_weights_come_too_or_must_be_there():
     model, _, stored = collect(frozen(), dtype=torch.bfloat16)
-    other = frozen(1).double()
-    stored.load_into(other, 1)
-    torch.testing.assert_close(other[0].weight.float(), model[0].weight)
-    torch.testing.assert_close(other[2].weight.bfloat16(), stored[1]["2.weight"])
-    assert other[2].weight.dtype == torch.float64
+    target = frozen(1).double()
+    stored.load_into(target, 1)
+    torch.testing.assert_close(target[0].weight.float(), model[0].weight)
+    torch.testing.assert_close(target[2].weight.bfloat16(), stored[1]["2.weight"])
+    assert target[2].weight.dtype == torch.float64
     model, _, left_out = collect(frozen(), store_frozen=False)
-    other = frozen(1)
-    before = copied(other.state_dict())
+    target = frozen(1)
+    before = copied(target.state_dict())
     with pytest.raises(ValueError, match=r"the frozen parameters are not stored there.*'0\.weight'"):
-        left_out.load_into(other, 0)
-    assert same(before, other.state_dict())
+        left_out.load_into(target, 0)
+    assert same(before, target.state_dict())
     left_out.load_into(model, 0)
     torch.testing.assert_close(probabilities(model), left_out.predict_samples(X)[0])
 
@@ -201,16 +201,16 @@ def test_chains_keep_their_numbers_and_average_together(tmp_path):
     merged = PosteriorSamples.merge([chains[0], tmp_path / "b.safetensors", tmp_path / "c"], network())
     assert merged.chains == [0] * 4 + [1] * 3 + [2] * 4
     assert merged.steps == [1, 2, 3, 4, 1, 2, 3, 1, 2, 3, 4]
-    expected = torch.cat([each.predict_samples(X) for each in chains])
+    expected = torch.cat([samples.predict_samples(X) for samples in chains])
     torch.testing.assert_close(merged.predict_samples(X), expected)
     torch.testing.assert_close(merged.predict(X), expected.mean(0))
     merged.save(tmp_path / "all.safetensors")
     loaded = SampleCollection.load(tmp_path / "all.safetensors", network(seed=5))
     assert loaded.chains == merged.chains
     assert all(same(a, b) for a, b in zip(loaded, merged, strict=True))
-    for part, each in zip(loaded.split(), chains, strict=True):
-        assert part.steps == each.steps
-        assert all(same(a, b) for a, b in zip(part, each, strict=True))
+    for part, samples in zip(loaded.split(), chains, strict=True):
+        assert part.steps == samples.steps
+        assert all(same(a, b) for a, b in zip(part, samples, strict=True))
     assert SampleCollection.merge([loaded, chain(7)]).chains == [*merged.chains, 3, 3, 3, 3]
 
 
@@ -227,16 +227,16 @@ def test_reestimated_statistics_stay_with_their_samples(tmp_path):
     chains = [chain(seed, model=network(norm=True, seed=seed), buffers="reestimate") for seed in (0, 1)]
     with pytest.raises(RuntimeError, match=r"sample 0 \(step 1\) have not been re-estimated"):
         SampleCollection.merge(chains).predict(X)
-    for each in chains:
-        each.reestimate_buffers(X)
+    for samples in chains:
+        samples.reestimate_buffers(X)
     merged = SampleCollection.merge(chains)
-    expected = torch.cat([each.predict_samples(X) for each in chains])
+    expected = torch.cat([samples.predict_samples(X) for samples in chains])
     torch.testing.assert_close(merged.predict_samples(X), expected)
     merged.save(tmp_path / "all.safetensors")
     loaded = SampleCollection.load(tmp_path / "all.safetensors", network(norm=True, seed=3))
     torch.testing.assert_close(loaded.predict_samples(X), expected)
-    for part, each in zip(loaded.split(), chains):
-        torch.testing.assert_close(part.predict_samples(X), each.predict_samples(X))
+    for part, samples in zip(loaded.split(), chains):
+        torch.testing.assert_close(part.predict_samples(X), samples.predict_samples(X))
 
 
 @pytest.mark.parametrize("stored", [(True, True), (False, False), (True, False), (False, True)])
@@ -247,7 +247,7 @@ def test_chains_over_other_frozen_weights_are_refused(stored):
     chains = [chain(0, k + 1, frozen(3), store_frozen=store, burn_in=k) for k, store in enumerate(stored)]
     merged = SampleCollection.merge(chains)
     assert set(merged._fixed()) == ({"0.weight", "0.bias"} if any(stored) else set())
-    both = torch.cat([each.predict_samples(X) for each in chains])
+    both = torch.cat([samples.predict_samples(X) for samples in chains])
     torch.testing.assert_close(merged.predict_samples(X), both)
 
 
@@ -266,9 +266,9 @@ def test_the_prediction_as_a_function_of_weights():
     model, _, posterior = collect()
     for log in (False, True):
         predict = posterior.function_of_weights(X, log=log, batch_size=7)
-        own = posterior.predict_samples(X)
+        outputs = posterior.predict_samples(X)
         for k, sample in enumerate(posterior):
-            torch.testing.assert_close(predict(sample).exp() if log else predict(sample), own[k])
+            torch.testing.assert_close(predict(sample).exp() if log else predict(sample), outputs[k])
     halfway = {name: (posterior[0][name] + posterior[-1][name]) / 2 for name in posterior[0]}
     one = SampleCollection.from_samples(model, [halfway])
     torch.testing.assert_close(posterior.function_of_weights(X)(halfway), one.predict(X))
@@ -284,8 +284,8 @@ def test_a_burn_in_that_is_chosen_afterwards(tmp_path, on_disk):
     torch.testing.assert_close(late.predict(X), posterior.predict_samples(X)[2:].mean(0))
     late.save(tmp_path / "late.safetensors")
     assert SampleCollection.load(tmp_path / "late.safetensors", network()).steps == late.steps
-    other = collect(network(seed=1), 12, thinning=2)[2]
-    merged = SampleCollection.merge([posterior, other])
+    second = collect(network(seed=1), 12, thinning=2)[2]
+    merged = SampleCollection.merge([posterior, second])
     cut = SampleCollection.merge([chain[2:] for chain in merged.split()])
     assert (cut.steps, cut.chains) == (late.steps * 2, [0] * 4 + [1] * 4)
     with pytest.raises(RuntimeError, match="no sample to predict with"):

@@ -27,15 +27,15 @@ class Allocated(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.known |= {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-        found = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
             storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else None
             if storage is not None and storage._cdata not in self.known:
                 self.known.add(storage._cdata)
                 self.now += storage.nbytes()
                 weakref.finalize(storage, self.freed, storage._cdata, storage.nbytes())
                 self.peak = max(self.peak, self.now)
-        return found
+        return result
 
     def freed(self, key, size):
         self.known.discard(key)
@@ -68,8 +68,8 @@ def test_the_peak_is_the_answer_and_a_few_pieces(name, vectorize, monkeypatch):
     monkeypatch.setattr(running, "HELD", 0)
     samples = collection(ensemble(lambda: nn.Conv2d(3, CLASSES, 1), SAMPLES))
     with Allocated() as allocated:
-        found = USES[name](samples, batch_size=1, sample_chunk=CHUNK, vectorize=vectorize)
-    answer = sum(tensor.nbytes for tensor in (found if isinstance(found, tuple) else (found,)))
+        outputs = USES[name](samples, batch_size=1, sample_chunk=CHUNK, vectorize=vectorize)
+    answer = sum(tensor.nbytes for tensor in (outputs if isinstance(outputs, tuple) else (outputs,)))
     assert answer <= allocated.peak <= answer + 6 * PIECE
 
 
@@ -87,13 +87,13 @@ def test_an_iteration_holds_one_batch_and_reads_one_of_a_loader(held, monkeypatc
             read.append(index)
             return X[index]
 
-    whole, parts = samples.predict_samples(X, batch_size=5, **options), []
+    expected, parts = samples.predict_samples(X, batch_size=5, **options), []
     for part in samples.predict_batches(DataLoader(Images(), batch_size=5), **options):
         parts.append(part)
         assert len(read) == min(5 * len(parts), len(X))
         assert torch.is_grad_enabled()
         assert samples.model.training
-    assert torch.equal(torch.cat(parts, 1), whole)
+    assert torch.equal(torch.cat(parts, 1), expected)
     many, one = (samples.uncertainty(X, batch_size=size, **options) for size in (32, 3))
     torch.testing.assert_close(tuple(one), tuple(many))
 
@@ -137,8 +137,8 @@ def test_a_loaders_inputs_are_held_a_batch_at_a_time(source, name, held, monkeyp
     predicted, loader = getattr(samples, name), LOADERS[source]()
     expected = predicted(WIDE, batch_size=4, sample_chunk=CHUNK)
     with Allocated() as allocated:
-        found = predicted(loader, sample_chunk=CHUNK)
-    torch.testing.assert_close(found, expected)
+        prediction = predicted(loader, sample_chunk=CHUNK)
+    torch.testing.assert_close(prediction, expected)
     weights = 2 * CHUNK * 3 * 1024 * 2 * 4
     together = WIDE.nbytes if held else 3 * 4 * WIDE[0].nbytes
     assert allocated.peak <= weights + together + WIDE.nbytes // 8

@@ -58,20 +58,20 @@ def process_group(tmp_path):
 @pytest.mark.parametrize("folder", [False, True])
 def test_wrapped_and_plain_networks_load_each_other_s_samples(tmp_path, wrapper, folder):
     wrap, path = WRAPPERS[wrapper], tmp_path / "samples"
-    for build, other in ((wrap, lambda model: model), (lambda model: model, wrap)):
+    for build, rebuild in ((wrap, lambda model: model), (lambda model: model, wrap)):
         where = path / str(build is wrap)
         _, _, posterior = collect(build(network()), 3, path=where if folder else None)
         assert posterior.parameter_names == ["0.weight", "0.bias", "2.weight", "2.bias"]
         if not folder:
             where = tmp_path / f"{build is wrap}.safetensors"
             posterior.save(where)
-        loaded, target = SampleCollection.load(where, other(network(seed=3))), other(network(seed=4))
+        loaded, target = SampleCollection.load(where, rebuild(network(seed=3))), rebuild(network(seed=4))
         assert torch.equal(loaded.predict(X), posterior.predict(X))
         loaded.load_into(target, 1)
         torch.testing.assert_close(target.eval()(X).softmax(1).detach(), loaded.predict_samples(X)[1])
         if wrapper != "Fabric of DataParallel":  # whose own state dict is of another wrapper again
-            given = SampleCollection.from_samples(other(network(seed=5)), [build(network()).state_dict()])
-            torch.testing.assert_close(given.predict(X), network()(X).softmax(1).detach())
+            samples = SampleCollection.from_samples(rebuild(network(seed=5)), [build(network()).state_dict()])
+            torch.testing.assert_close(samples.predict(X), network()(X).softmax(1).detach())
 
 
 def test_a_model_whose_only_part_is_called_module(tmp_path):

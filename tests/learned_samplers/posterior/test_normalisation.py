@@ -20,13 +20,13 @@ def test_reestimated_statistics_are_those_of_the_data(source):
     x = torch.randn(24, 4)
     with pytest.raises(RuntimeError, match=r"sample 0 \(step 1\) have not been re-estimated"):
         samples.predict(x)
-    given = {
+    sources = {
         "tensor": x,
         "array": x.double().numpy(),
         "loader": DataLoader(TensorDataset(x, torch.zeros(24)), batch_size=8),
         "generator": (batch for batch in x.split(8)),
     }
-    samples.reestimate_buffers(given[source], batch_size=8)
+    samples.reestimate_buffers(sources[source], batch_size=8)
     expected = []
     for s in samples:
         hidden = x @ s["0.weight"].T + s["0.bias"]
@@ -98,11 +98,11 @@ def test_a_frozen_backbone_keeps_its_statistics(tmp_path, buffers):
             posterior.reestimate_buffers(X)
     posterior.save(tmp_path / "saved.safetensors")
     for path in (tmp_path / "run", tmp_path / "saved.safetensors"):
-        other = build(live=False, seed=1)
-        loaded = SampleCollection.load(path, other)
+        target = build(live=False, seed=1)
+        loaded = SampleCollection.load(path, target)
         torch.testing.assert_close(loaded.predict_samples(X), right)
-        loaded.load_into(other, 2)
-        torch.testing.assert_close(other.eval()(X).softmax(1), right[2])
+        loaded.load_into(target, 2)
+        torch.testing.assert_close(target.eval()(X).softmax(1), right[2])
     merged = SampleCollection.merge([posterior, tmp_path / "saved.safetensors"], build(live=False, seed=1))
     torch.testing.assert_close(merged.predict_samples(X), torch.cat([right, right]))
     if buffers == "refuse":
@@ -130,15 +130,15 @@ def test_only_the_other_layers_are_re_estimated(tmp_path, way):
     with pytest.raises(RuntimeError, match="have not been re-estimated"):
         held.predict(X)
     held.reestimate_buffers(X)
-    found = held.predict_samples(X)
+    predictions = held.predict_samples(X)
     assert all(torch.equal(held._store.fixed[name], tensor) for name, tensor in constants.items())
     features = model[:3](X).detach()
     for k, s in enumerate(held):
         normed = nn.functional.batch_norm(features, features.mean(0), features.var(0), s["3.weight"], s["3.bias"])
-        torch.testing.assert_close(found[k], (normed @ s["4.weight"].T + s["4.bias"]).softmax(1))
+        torch.testing.assert_close(predictions[k], (normed @ s["4.weight"].T + s["4.bias"]).softmax(1))
     held.save(tmp_path / "again.safetensors")
     again = SampleCollection.load(tmp_path / "again.safetensors", build(live=True, seed=2))
-    torch.testing.assert_close(again.predict_samples(X), found)
+    torch.testing.assert_close(again.predict_samples(X), predictions)
 
 
 @pytest.mark.parametrize(("first", "now"), [("evaluation", "training"), ("training", "evaluation")])

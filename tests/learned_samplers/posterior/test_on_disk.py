@@ -64,12 +64,12 @@ def test_folders_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no posterior samples in .*mine"):
         PosteriorSamples.load(tmp_path / "mine", network())
     index, first, second = folder / "index.jsonl", *(folder / f"step-000000000{k}.safetensors" for k in (1, 2))
-    whole = index.read_text()
-    for broken in ("", "[]\n", "null\n", whole[:40] + "\n", "[" * 100_000 + "\n", '["0", "{}"]\n' + whole):
+    text = index.read_text()
+    for broken in ("", "[]\n", "null\n", text[:40] + "\n", "[" * 100_000 + "\n", '["0", "{}"]\n' + text):
         index.write_text(broken)
         with pytest.raises(ValueError, match=r"index\.jsonl: broken index"):
             PosteriorSamples.load(folder, network())
-    index.write_text(whole)
+    index.write_text(text)
     for content, reason in ((b"short", "truncated"), (first.read_bytes(), "is the file of another run"), (None, "")):
         second.write_bytes(content) if content else second.unlink()
         with pytest.raises(ValueError, match=rf"step-0000000002\.safetensors: {reason}"):
@@ -88,19 +88,19 @@ def test_any_flipped_bit_is_refused_by_name(tmp_path):
     generator = torch.Generator().manual_seed(0)
     refusals = []
     for path in (tmp_path / "one.safetensors", *sorted((tmp_path / "samples").glob("[is]*"))):
-        whole = path.read_bytes()
-        positions = torch.randint(len(whole), (40,), generator=generator).tolist()
+        content = path.read_bytes()
+        positions = torch.randint(len(content), (40,), generator=generator).tolist()
         for position in positions:
             bit = 1 << int(torch.randint(8, (), generator=generator))
-            path.write_bytes(whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :])
+            path.write_bytes(content[:position] + bytes([content[position] ^ bit]) + content[position + 1 :])
             try:
-                found = SampleCollection.load(path if path.parent == tmp_path else path.parent, model)
-                found = [found.steps, *({name: t.tolist() for name, t in sample.items()} for sample in found)]
+                loaded = SampleCollection.load(path if path.parent == tmp_path else path.parent, model)
+                loaded = [loaded.steps, *({name: t.tolist() for name, t in sample.items()} for sample in loaded)]
             except (ValueError, FileNotFoundError) as error:
                 refusals.append((path, str(error)))
             else:  # in the padding of a header, say
-                assert found == expected
-        path.write_bytes(whole)
+                assert loaded == expected
+        path.write_bytes(content)
     assert len(refusals) > 140, "of 160"
     assert all(str(path) in message and "\n" not in message for path, message in refusals)
 
@@ -124,14 +124,14 @@ def test_a_torn_last_line_does_not_count(tmp_path):
     model, _, posterior = start(tmp_path, 3)
     posterior.detach()
     index = tmp_path / "index.jsonl"
-    whole = index.read_bytes()
-    last = whole.rindex(b"\n", 0, -1) + 1
-    for end in (last + 1, last + 20, len(whole) - 1):
-        index.write_bytes(whole[:end])
+    content = index.read_bytes()
+    last = content.rindex(b"\n", 0, -1) + 1
+    for end in (last + 1, last + 20, len(content) - 1):
+        index.write_bytes(content[:end])
         assert SampleCollection.load(tmp_path, model).steps == [1, 2]
     store = start(tmp_path)[2]._store
     store.commit([*store.entries, Entry(3, 0, 3)], {}, Progress(3, 0, 3))
-    assert index.read_bytes()[:last] == whole[:last], "the torn line is overwritten"
+    assert index.read_bytes()[:last] == content[:last], "the torn line is overwritten"
     assert SampleCollection.load(tmp_path, model).steps == [1, 2, 3]
 
 

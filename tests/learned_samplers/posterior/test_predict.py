@@ -54,14 +54,14 @@ def test_equals_the_plain_loop(network, vectorize):
     assert expected.std(dim=0).mean() > 0.01, "the samples must differ for this to be a test"
     options = {"batch_size": 4, "sample_chunk": 2, "vectorize": vectorize}
     running = torch.stack([expected[: k + 1].mean(0) for k in range(5)])
-    for found, right in (
+    for prediction, right in (
         (samples.predict_samples(X, **options), expected),
         (torch.cat(list(samples.predict_batches(X, **options)), 1), expected),
         (samples.predict(X, **options), expected.mean(0)),
         (samples.predict(X, cumulative=True, **options), running),
         (samples.predict_samples(X, num_samples=2, **options), expected[[1, 4]]),  # evenly spaced, with the last
     ):
-        torch.testing.assert_close(found, right, atol=1e-6, rtol=0)
+        torch.testing.assert_close(prediction, right, atol=1e-6, rtol=0)
 
 
 @settings(max_examples=30, deadline=None)
@@ -84,8 +84,8 @@ def test_shapes_dtypes_and_chunking(count, rows, batch_size, sample_chunk, dtype
     assert average.dtype == running.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     torch.testing.assert_close(running[-1], average)
     torch.testing.assert_close(average.sum(1), torch.ones(rows, dtype=average.dtype))
-    whole = samples.predict(x, num_samples=num_samples)
-    torch.testing.assert_close(average, whole, atol=1e-2 if dtype == torch.bfloat16 else 1e-6, rtol=0)
+    expected = samples.predict(x, num_samples=num_samples)
+    torch.testing.assert_close(average, expected, atol=1e-2 if dtype == torch.bfloat16 else 1e-6, rtol=0)
 
 
 class Net(nn.Module):
@@ -152,7 +152,7 @@ def test_every_form_of_the_same_inputs_predicts_the_same(recwarn):
         torch.testing.assert_close(samples.predict(x, batch_size=4, targets=targets), expected)
     several = [((torch.full((3,), float(i)), torch.ones(2)), i) for i in range(4)]
     first, _ = Batches(DataLoader(several, batch_size=2), 2)
-    assert [tuple(each.shape) for each in first.args] == [(2, 3), (2, 2)]
+    assert [tuple(argument.shape) for argument in first.args] == [(2, 3), (2, 2)]
     for build in (Labelled, Switched):  # whose second argument is no input
         one = collection([build(3)])
         torch.testing.assert_close(one.predict(loader(pairs)), one.predict(X))
@@ -214,12 +214,12 @@ class Edges(nn.Linear):
 def test_rows_that_depend_on_each_other_are_told(recwarn):
     x = torch.linspace(-2, 2, 160).view(40, 4)
     samples, edges = collection(ensemble(alone)), collection(ensemble(Edges))
-    whole = samples.predict(x)
-    torch.testing.assert_close(samples.predict(x, batch_size=None), whole)
+    together = samples.predict(x)
+    torch.testing.assert_close(samples.predict(x, batch_size=None), together)
     assert not recwarn, "one batch: nothing depends on how rows are shared out"
     with pytest.warns(UserWarning, match=r"depends on the rows that share its batch.*batch_size=None"):
         split = samples.predict(x, batch_size=20)
-    assert (split - whole).abs().max() > 0.01
+    assert (split - together).abs().max() > 0.01
     with pytest.raises(IndexError) as raised:
         edges.predict(x, batch_size=20)
     assert "need batch_size=None" in raised.value.__notes__[0]
@@ -288,9 +288,9 @@ def test_probabilities_on_another_axis_or_in_a_container_are_seen(recwarn):
 )
 def test_outputs_of_every_meaning(width, wrap, options, right):
     samples, raw = outputs(width, wrap)
-    found = samples.predict(X, **options)
-    torch.testing.assert_close(found, right(raw).mean(0))
-    assert found.std() > 0.01, "one logit gave 1 for every row before"
+    prediction = samples.predict(X, **options)
+    torch.testing.assert_close(prediction, right(raw).mean(0))
+    assert prediction.std() > 0.01, "one logit gave 1 for every row before"
 
 
 @pytest.mark.parametrize(
@@ -307,8 +307,8 @@ def test_outputs_of_every_meaning(width, wrap, options, right):
 def test_logarithms_of_averaged_probabilities(width, wrap, options, logarithms, cumulative):
     samples, raw = outputs(width, wrap)
     averages = logarithms(raw).exp().cumsum(0) / torch.arange(1, 4).view(3, *[1] * (logarithms(raw).ndim - 1))
-    found = samples.predict(X, log=True, cumulative=cumulative, sample_chunk=2, batch_size=4, **options)
-    torch.testing.assert_close(found, averages.log() if cumulative else averages[-1].log())
+    log_average = samples.predict(X, log=True, cumulative=cumulative, sample_chunk=2, batch_size=4, **options)
+    torch.testing.assert_close(log_average, averages.log() if cumulative else averages[-1].log())
 
 
 def test_logarithms_stay_finite_where_probabilities_vanish():
@@ -340,9 +340,9 @@ def test_outputs_in_containers(wrap, options, vectorize):
 
 def test_the_average_of_a_function_s_half_precision_outputs_is_in_single_precision():
     network = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)).bfloat16()
-    found = collection([network] * 2000).predict(X.bfloat16(), output=lambda p: p)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.sum(1), torch.ones(7), rtol=0, atol=0.01)  # 0.66 to 0.77 in bfloat16
+    prediction = collection([network] * 2000).predict(X.bfloat16(), output=lambda p: p)
+    assert prediction.dtype == torch.float32
+    torch.testing.assert_close(prediction.sum(1), torch.ones(7), rtol=0, atol=0.01)  # 0.66 to 0.77 in bfloat16
 
 
 class Constant(nn.Module):

@@ -104,9 +104,9 @@ def force():
 def test_a_force_field_is_averaged_and_leaves_its_inputs(vectorize):
     members, x = ensemble(force, 5), X.clone()
     samples = collection(members)
-    found = samples.predict(x, output="regression", vectorize=vectorize, sample_chunk=2, batch_size=16)
-    torch.testing.assert_close(found, torch.stack([member(X.clone()) for member in members]).mean(0).detach())
-    assert not found.requires_grad
+    prediction = samples.predict(x, output="regression", vectorize=vectorize, sample_chunk=2, batch_size=16)
+    torch.testing.assert_close(prediction, torch.stack([member(X.clone()) for member in members]).mean(0).detach())
+    assert not prediction.requires_grad
     assert not x.requires_grad
     spread = samples.uncertainty(x, output="regression").epistemic
     assert spread.min() > 0

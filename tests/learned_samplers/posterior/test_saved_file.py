@@ -56,8 +56,8 @@ def test_a_file_and_a_folder_give_back_what_was_collected(tmp_path, build, optio
     for path in (tmp_path / SAMPLES, tmp_path / "run"):
         loaded = PosteriorSamples.load(path, build())
         equal(loaded, posterior)
-        found = {**loaded._store.read(0), **loaded._fixed()}
-        assert {name: t.dtype for name, t in found.items()} == {name: t.dtype for name, t in held.items()}
+        tensors = {**loaded._store.read(0), **loaded._fixed()}
+        assert {name: t.dtype for name, t in tensors.items()} == {name: t.dtype for name, t in held.items()}
         if path.is_file():
             assert torch.equal(loaded.predict(X), expected)
             loaded.save(tmp_path / "again.safetensors")
@@ -96,7 +96,7 @@ def test_wrong_files_are_refused_by_name_and_reason(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no such file: .*samples\.safetensors"):
         PosteriorSamples.load(path, network())
     posterior.save(path)
-    whole = path.read_bytes()
+    file_bytes = path.read_bytes()
     larger, buffered = network(), network()
     larger.append(nn.Linear(3, 3))
     buffered.register_buffer("scale", torch.ones(()))
@@ -108,19 +108,19 @@ def test_wrong_files_are_refused_by_name_and_reason(tmp_path):
     ):
         with pytest.raises(ValueError, match=rf"samples\.safetensors: {reason}"):
             PosteriorSamples.load(path, model)
-    length = int.from_bytes(whole[:8], "little")
-    header = json.loads(whole[8 : 8 + length])
+    length = int.from_bytes(file_bytes[:8], "little")
+    header = json.loads(file_bytes[8 : 8 + length])
 
     def with_metadata(metadata):
         text = json.dumps({**header, "__metadata__": metadata}).encode()
-        return len(text).to_bytes(8, "little") + text + whole[8 + length :]
+        return len(text).to_bytes(8, "little") + text + file_bytes[8 + length :]
 
     save_file({"weight": torch.zeros(2)}, tmp_path / "other")
     for content, reason in (
-        *((whole[:size], "truncated or not a safetensors file") for size in (0, 4, 100, len(whole) - 1)),
+        *((file_bytes[:size], "truncated or not a safetensors file") for size in (0, 4, 100, len(file_bytes) - 1)),
         ((tmp_path / "other").read_bytes(), "not a file of learned-samplers posterior samples"),
-        (whole.replace(b'"version":"1"', b'"version":"9"'), "version '9' cannot be read"),
-        (whole.replace(b"samples/0.bias", b"samples/0.bios"), "its metadata have changed"),
+        (file_bytes.replace(b'"version":"1"', b'"version":"9"'), "version '9' cannot be read"),
+        (file_bytes.replace(b"samples/0.bias", b"samples/0.bios"), "its metadata have changed"),
         *((with_metadata(m), r"[^\n]*$") for m in (None, {}, {**header["__metadata__"], "content": "null"})),
     ):
         path.write_bytes(content)

@@ -18,5 +18,5 @@ def test_rhat_is_arviz_s():
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
 def test_effective_size_of_an_autoregressive_chain(rho):
     """n(1−ρ)/(1+ρ) within 15 %, on average over 120 chains of 4,000."""
-    found = np.mean([effective_size(chain).mean() for chain in chains(rho, 4000)])
-    assert found == pytest.approx(4000 * (1 - rho) / (1 + rho), rel=0.15)
+    size = np.mean([effective_size(chain).mean() for chain in chains(rho, 4000)])
+    assert size == pytest.approx(4000 * (1 - rho) / (1 + rho), rel=0.15)

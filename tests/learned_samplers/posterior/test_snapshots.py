@@ -51,12 +51,12 @@ def test_frozen_parameters_are_stored_once_or_never(tmp_path, groups, store_froz
     model, _, posterior = chain(groups=groups, store_frozen=store_frozen, path=tmp_path)
     assert [numbers(sample) for sample in posterior] == [SAMPLED] * 3
     assert numbers(posterior._fixed()) == (FROZEN if store_frozen else 0)
-    other = lora(seed=7)
+    target = lora(seed=7)
     if not store_frozen:
         with pytest.raises(ValueError, match=r"not stored there.*'0\.base\.weight'"):
-            SampleCollection.load(tmp_path, other)
-        other[0].base.load_state_dict(model[0].base.state_dict())
-    assert torch.equal(SampleCollection.load(tmp_path, other).predict(X), posterior.predict(X))
+            SampleCollection.load(tmp_path, target)
+        target[0].base.load_state_dict(model[0].base.state_dict())
+    assert torch.equal(SampleCollection.load(tmp_path, target).predict(X), posterior.predict(X))
 
 
 def test_a_file_without_the_base_model(tmp_path):
@@ -170,5 +170,5 @@ def test_running_statistics_are_stored_as_they_are(tmp_path, dtype, on_disk):
     kept = posterior._store.read(-1)
     assert kept["1.weight"].dtype == dtype
     assert all(torch.equal(kept[f"0.{name}"], buffer) for name, buffer in model[0].named_buffers())
-    found = posterior.predict_samples(held, output="regression")[-1]
-    torch.testing.assert_close(found, model(held).detach(), rtol=0, atol=0.05)
+    outputs = posterior.predict_samples(held, output="regression")[-1]
+    torch.testing.assert_close(outputs, model(held).detach(), rtol=0, atol=0.05)

@@ -217,14 +217,14 @@ def test_a_temperature_that_leaves_no_noise_is_named_where_the_chain_drifts():
 def test_a_saved_temperature_that_is_none_is_refused_and_an_older_state_has_none():
     _, _, posterior = collect(steps=3)
     state = posterior.state_dict()
-    other = collect(steps=0)[2]
+    target = collect(steps=0)[2]
     state["entries"][0]["temperature"] = -1.0
     with pytest.raises(ValueError, match="temperature must not be negative"):
-        other.load_state_dict(state)
+        target.load_state_dict(state)
     for entry in state["entries"]:
         del entry["temperature"]
-    other.load_state_dict(state)
-    assert {entry.temperature for entry in other._store.entries} == {None}
+    target.load_state_dict(state)
+    assert {entry.temperature for entry in target._store.entries} == {None}
 
 
 def test_a_prior_of_chains_own_is_no_flat_prior():

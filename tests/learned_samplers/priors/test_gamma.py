@@ -104,15 +104,15 @@ def test_each_tensor_has_a_precision_of_its_own_and_a_chain_resumes_bit_for_bit(
     saved, weights = copy.deepcopy((sampler.state_dict(), model.state_dict()))
     assert len({group["prior_precision"] for group in sampler.param_groups}) == len(list(model.parameters()))
     twin = small_network(seed=9)
-    other = chain(twin)
+    resumed = chain(twin)
     twin.load_state_dict(weights)
-    other.load_state_dict(saved)
-    for net, one in ((model, sampler), (twin, other)):
+    resumed.load_state_dict(saved)
+    for net, one in ((model, sampler), (twin, resumed)):
         torch.set_rng_state(saved["sampler"]["rng"]["cpu"])
         for _ in range(5):
             one.step(closure_for(net, one))
     assert torch.equal(flat(model), flat(twin))
-    assert [g["prior_precision"] for g in sampler.param_groups] == [g["prior_precision"] for g in other.param_groups]
+    assert [g["prior_precision"] for g in sampler.param_groups] == [g["prior_precision"] for g in resumed.param_groups]
 
 
 def test_hmc_takes_it_and_samples_are_collected():
@@ -156,9 +156,9 @@ def test_a_groups_own_precision_is_not_drawn():
 def test_a_state_of_another_prior_says_so():
     model = small_network()
     sampler = SGHMC(model.parameters(), 0.05, 100, prior_precision=GammaHyperprior(every=3))
-    other = SGHMC(small_network().parameters(), 0.05, 100, prior_precision=GammaHyperprior(rate=9.0))
+    target = SGHMC(small_network().parameters(), 0.05, 100, prior_precision=GammaHyperprior(rate=9.0))
     with pytest.warns(UserWarning, match=r"rate=0.1.*rate=9"):
-        other.load_state_dict(sampler.state_dict())
+        target.load_state_dict(sampler.state_dict())
 
 
 def test_the_warm_up_takes_it_and_resumes_without_a_word():
@@ -174,10 +174,10 @@ def test_the_warm_up_takes_it_and_resumes_without_a_word():
     assert sampler.explorer is not None
     saved, weights = copy.deepcopy((sampler.state_dict(), model.state_dict()))
     twin = small_network(seed=4)
-    other = chain(twin)
+    resumed = chain(twin)
     twin.load_state_dict(weights)
-    other.load_state_dict(saved)
-    for net, one in ((model, sampler), (twin, other)):
+    resumed.load_state_dict(saved)
+    for net, one in ((model, sampler), (twin, resumed)):
         torch.set_rng_state(saved["sampler"]["rng"]["cpu"])
         for _ in range(25):
             one.step(closure_for(net, one))

@@ -57,10 +57,10 @@ def test_groups_draw_from_priors_of_their_own_and_resume():
     assert [g["prior_precision"] for g in sampler.param_groups][2:] == pytest.approx([100.0, 100.0], rel=0.02)
     saved, weights = copy.deepcopy((sampler.state_dict(), model.state_dict()))
     twin = small_network(seed=9)
-    other = chain(twin)
+    resumed = chain(twin)
     twin.load_state_dict(weights)
-    other.load_state_dict(saved)
-    for net, one in ((model, copy.copy(sampler)), (twin, other)):
+    resumed.load_state_dict(saved)
+    for net, one in ((model, copy.copy(sampler)), (twin, resumed)):
         torch.set_rng_state(saved["sampler"]["rng"]["cpu"])
         steps(one, net, 5)
     assert torch.equal(flat(model), flat(twin))
@@ -68,9 +68,9 @@ def test_groups_draw_from_priors_of_their_own_and_resume():
 
 def test_a_state_of_other_priors_of_groups_says_so():
     sampler = SGHMC(groups_of(small_network(), GammaHyperprior()), 0.05, 100)
-    other = SGHMC(groups_of(small_network(), GammaHyperprior(rate=9.0)), 0.05, 100)
+    target = SGHMC(groups_of(small_network(), GammaHyperprior(rate=9.0)), 0.05, 100)
     with pytest.warns(UserWarning, match=r"rate=0.1.*rate=9"):
-        other.load_state_dict(sampler.state_dict())
+        target.load_state_dict(sampler.state_dict())
 
 
 @pytest.mark.parametrize("prior", [FanIn(), GammaHyperprior(every=1), {"*": 2.0}])

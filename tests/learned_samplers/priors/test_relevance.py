@@ -95,15 +95,15 @@ def test_the_first_layer_alone_has_precisions_by_input_and_a_chain_resumes_bit_f
     assert all(group["prior_precision"] == 2.0 and BY_INPUT not in group for group in others)
     saved, weights = copy.deepcopy((sampler.state_dict(), model.state_dict()))
     twin = small_network(seed=9)
-    other = chain(twin)
+    resumed = chain(twin)
     twin.load_state_dict(weights)
-    other.load_state_dict(saved)
-    for net, one in ((model, sampler), (twin, other)):
+    resumed.load_state_dict(saved)
+    for net, one in ((model, sampler), (twin, resumed)):
         torch.set_rng_state(saved["sampler"]["rng"]["cpu"])
         for _ in range(5):
             one.step(closure_for(net, one))
     assert torch.equal(flat(model), flat(twin))
-    assert first[BY_INPUT] == other.param_groups[0][BY_INPUT]
+    assert first[BY_INPUT] == resumed.param_groups[0][BY_INPUT]
 
 
 def test_channels_of_a_convolution_are_inputs():

@@ -94,10 +94,10 @@ def worst_difference(before, lengths, ours, theirs):
     return worst
 
 
-def assert_same_step(tensors, lengths, rule=l2e_rule, **given):
-    given = {**HYPER, **given}
-    ours, theirs = by_code(rule, tensors, lengths, **given), by_rule(rule, tensors, lengths, **given)
-    matrix = feature_set_named(given["settings"].feature_set).matrix
+def assert_same_step(tensors, lengths, rule=l2e_rule, **keywords):
+    keywords = {**HYPER, **keywords}
+    ours, theirs = by_code(rule, tensors, lengths, **keywords), by_rule(rule, tensors, lengths, **keywords)
+    matrix = feature_set_named(keywords["settings"].feature_set).matrix
     before = (tensors[0], *tensors[3:5])
     assert worst_difference(before, lengths, ours[:3], theirs[:3]) < (TOLERANCE_OF_ROOTS if matrix else TOLERANCE)
 
@@ -147,13 +147,13 @@ def test_one_tensor_of_any_length(length):
     ids=str,
 )
 def test_every_setting(changes):
-    tensors, own = state(LENGTHS, "adaptive"), {k: v for k, v in changes.items() if k in L2ESettings.names()}
+    tensors, scales = state(LENGTHS, "adaptive"), {k: v for k, v in changes.items() if k in L2ESettings.names()}
     if changes.get("temperature") == 0:
         tensors[2] = None
     phi = networks("adaptive", outputs=3 if changes.get("gated") else 2)
-    chosen = L2ESettings(feature_set="adaptive", **own)
-    rest = {k: v for k, v in changes.items() if k not in own}
-    assert_same_step(tensors, LENGTHS, phi=phi, settings=chosen, **rest)
+    chosen = L2ESettings(feature_set="adaptive", **scales)
+    hyperparameters = {k: v for k, v in changes.items() if k not in scales}
+    assert_same_step(tensors, LENGTHS, phi=phi, settings=chosen, **hyperparameters)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
@@ -179,15 +179,15 @@ def test_any_form_feature_set_network_and_shapes(lengths, members, own, hidden, 
 @pytest.mark.parametrize("fault", ["averages", "network of another member", "noise"])
 def test_the_comparison_finds_a_fault(fault):
     tensors, phi = state(LENGTHS, "adaptive", (2,)), networks("adaptive", (8, 8), 2)
-    given = dict(HYPER, settings=L2ESettings(feature_set="adaptive"), phi=phi)
-    theirs = by_rule(l2e_rule, tensors, LENGTHS, **given)
+    keywords = dict(HYPER, settings=L2ESettings(feature_set="adaptive"), phi=phi)
+    theirs = by_rule(l2e_rule, tensors, LENGTHS, **keywords)
     if fault == "averages":
         tensors[4] = tensors[4] * (1 + 1e-3)
     elif fault == "noise":
         tensors[2] = tensors[2] * (1 + 1e-3)
     else:
-        given["phi"] = [(weight.flip(0), bias.flip(0)) for weight, bias in phi]
-    ours = by_code(l2e_rule, tensors, LENGTHS, **given)
+        keywords["phi"] = [(weight.flip(0), bias.flip(0)) for weight, bias in phi]
+    ours = by_code(l2e_rule, tensors, LENGTHS, **keywords)
     assert worst_difference((tensors[0], *tensors[3:5]), LENGTHS, ours, theirs) > TOLERANCE
 
 
@@ -206,19 +206,19 @@ def test_the_number_of_threads_changes_no_bit(threads):
         threads(count)
         chosen = dict(HYPER, settings=L2ESettings(feature_set="adaptive"), phi=phi)
         results.append(by_code(l2e_rule, tensors, lengths, **chosen))
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+    for result in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], result, strict=True))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30, 1e-42])
 def test_what_is_not_finite_or_hardly_a_number_does_no_harm_elsewhere(value):
     """A broken chain stays broken for its own member alone, and its own coordinate shows it."""
     tensors, phi = state((300, 20), "adaptive", (2,)), networks("adaptive")
-    given = dict(HYPER, settings=L2ESettings(feature_set="adaptive"), phi=phi)
-    whole = by_code(l2e_rule, tensors, (300, 20), **given)
+    keywords = dict(HYPER, settings=L2ESettings(feature_set="adaptive"), phi=phi)
+    intact = by_code(l2e_rule, tensors, (300, 20), **keywords)
     tensors[1][0, 7] = value
-    broken = by_code(l2e_rule, tensors, (300, 20), **given)
-    for a, b in zip(whole, broken, strict=True):
+    broken = by_code(l2e_rule, tensors, (300, 20), **keywords)
+    for a, b in zip(intact, broken, strict=True):
         assert torch.equal(a[1], b[1])
     assert broken[0][0, 7].isfinite() == (abs(value) < 1e29)
 
@@ -227,7 +227,7 @@ def test_who_cannot_be_served_is_known_beforehand():
     phi, x = networks("adaptive", (8, 8)), torch.zeros(3)
     assert takes(phi, [x])
     refused = [x.double(), x.bfloat16(), torch.zeros(3, 2).mT, torch.zeros(0), torch.zeros(3, device="meta")]
-    assert not any(takes(phi, [other]) for other in refused)
+    assert not any(takes(phi, [tensor]) for tensor in refused)
     assert not takes([(w.double(), b.double()) for w, b in phi], [x])
     assert not takes(networks("adaptive", (65,)), [x])
     assert not takes(networks("adaptive", (8,) * 5), [x])
@@ -286,21 +286,21 @@ def test_meta_sgmcmc_takes_the_same_step_and_the_comparison_finds_a_fault(fault)
     vectors = [flatten(phi_of(meta_network(seed, dtype=torch.float32, hidden=(10,)))) for seed in (0, 1)]
     phi = unflatten(torch.stack(vectors), shapes_of(layers_of(meta_network(hidden=(10,)))))
     hyper = {k: v for k, v in HYPER.items() if k != "step"}
-    given = dict(settings=MetaSGMCMCSettings(feature_set="energy_rms"), segments=segments_of(LENGTHS))
+    keywords = dict(settings=MetaSGMCMCSettings(feature_set="energy_rms"), segments=segments_of(LENGTHS))
     wide = dict(energy=energy.double(), phi=[(w.double(), b.double()) for w, b in phi])
-    theirs = meta_sgmcmc_rule(*(x.double() for x in tensors), **wide, **given, **hyper)
+    theirs = meta_sgmcmc_rule(*(x.double() for x in tensors), **wide, **keywords, **hyper)
     if fault == "energy":
         energy = energy.flip(0)
     elif fault == "network of another member":
         phi = [(weight.flip(0), bias.flip(0)) for weight, bias in phi]
     elif fault == "segments":
-        given["segments"] = segments_of(LENGTHS[::-1])
+        keywords["segments"] = segments_of(LENGTHS[::-1])
     elif fault == "a slope":  # Γ of slightly another size
         hyper["temperature"] *= 1 + 1e-3
     with torch.no_grad():
-        ours = meta_sgmcmc_rule(*tensors, energy=energy, phi=phi, **given, **hyper)
-    found = worst_difference((tensors[0], tensors[3]), LENGTHS, ours, theirs)
-    assert (found > 3 * TOLERANCE) == (fault is not None), found
+        ours = meta_sgmcmc_rule(*tensors, energy=energy, phi=phi, **keywords, **hyper)
+    difference = worst_difference((tensors[0], tensors[3]), LENGTHS, ours, theirs)
+    assert (difference > 3 * TOLERANCE) == (fault is not None), difference
 
 
 def test_kinetic_l2e_takes_the_same_step():
