@@ -68,12 +68,12 @@ class Import(NamedTuple):
 
 def modules() -> dict[str, Path]:
     """Dotted name → file of every module; the scripts of ``tools/`` are ``tools.<name>``."""
-    found = {}
+    paths = {}
     for package, folder in PACKAGES.items():
         for path in sorted((folder / package).rglob("*.py")):
             parts = path.relative_to(folder).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found | {f"tools.{path.stem}": path for path in sorted((ROOT / "tools").glob("*.py"))}
+            paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths | {f"tools.{path.stem}": path for path in sorted((ROOT / "tools").glob("*.py"))}
 
 
 def imports_of(importer: str, source: str, known: set[str], where: str) -> Iterator[Import]:
@@ -107,9 +107,9 @@ def room_of(module: str) -> str:
 def upward(imports: list[Import]) -> list[str]:
     """Imports of a room that lies above the importer's."""
     return [
-        f"{each} (room {room_of(each.imported)} is above room {room_of(each.importer)})"
-        for each in imports
-        if FLOOR_OF[room_of(each.imported)] > FLOOR_OF[room_of(each.importer)]
+        f"{item} (room {room_of(item.imported)} is above room {room_of(item.importer)})"
+        for item in imports
+        if FLOOR_OF[room_of(item.imported)] > FLOOR_OF[room_of(item.importer)]
     ]
 
 
@@ -125,8 +125,8 @@ def _private(name: str) -> bool:
 def circles(imports: list[Import]) -> list[str]:
     """A way round along imports, or none."""
     graph: dict[str, set[str]] = {}
-    for each in imports:
-        graph.setdefault(each.imported, set()).add(each.importer)
+    for item in imports:
+        graph.setdefault(item.imported, set()).add(item.importer)
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -137,25 +137,25 @@ def circles(imports: list[Import]) -> list[str]:
 def between_experiments(imports: list[Import]) -> list[str]:
     """Imports of one folder of experiments by another; what they share is the harness."""
     return [
-        str(each)
-        for each in imports
-        if (one := _experiment(each.importer)) and _experiment(each.imported) not in (one, "")
+        str(item)
+        for item in imports
+        if (one := _experiment(item.importer)) and _experiment(item.imported) not in (one, "")
     ]
 
 
 def _experiment(module: str) -> str:
-    room, _, rest = module.partition(".")
-    return "" if room != "experiments" or rest.partition(".")[0] in ("", "harness") else rest.partition(".")[0]
+    room, _, inner = module.partition(".")
+    return "" if room != "experiments" or inner.partition(".")[0] in ("", "harness") else inner.partition(".")[0]
 
 
 @pytest.fixture(scope="module")
 def imports() -> list[Import]:
     files = modules()
-    known = set(files)
+    modules_here = set(files)
     every = [
-        each
+        item
         for module, path in files.items()
-        for each in imports_of(module, path.read_text(), known, str(path.relative_to(ROOT)))
+        for item in imports_of(module, path.read_text(), modules_here, str(path.relative_to(ROOT)))
     ]
     assert len(every) > 300, "the imports were not found"
     return every
@@ -193,11 +193,11 @@ def test_every_module_is_in_a_room_of_the_table():
 
 
 def test_planted_faults_are_found():
-    known = {"learned_samplers.base.step", "learned_samplers.classical.sgld", "meta_tasks.tasks.task", "tools.sample"}
-    known |= {"experiments.harness.runs", "experiments.toys.bias", "experiments.images.methods"}
+    names = {"learned_samplers.base.step", "learned_samplers.classical.sgld", "meta_tasks.tasks.task", "tools.sample"}
+    names |= {"experiments.harness.runs", "experiments.toys.bias", "experiments.images.methods"}
 
     def found(importer: str, source: str) -> list[Import]:
-        return list(imports_of(importer, source, known, "file.py"))
+        return list(imports_of(importer, source, names, "file.py"))
 
     up = found("learned_samplers.base.step", "def f():\n    from learned_samplers.classical.sgld import SGLD")
     assert "file.py:2: learned_samplers.base.step imports SGLD of learned_samplers.classical.sgld" in upward(up)[0]

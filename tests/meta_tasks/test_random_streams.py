@@ -9,9 +9,9 @@ from meta_tasks.random_streams import Minibatches, derive_seed, generator, log_u
 
 def test_a_key_fixes_the_numbers_and_any_other_key_gives_others():
     keys = [(0, 1, 2, "a"), (0, 1, 2, "b"), (0, 2, 1, "a"), (0, 12, "a"), ("0", 1, 2, "a"), (0, 1, 2)]
-    seeds = [derive_seed(*each) for each in keys]
+    seeds = [derive_seed(*key) for key in keys]
     assert len(set(seeds)) == len(keys)
-    assert seeds == [derive_seed(*each) for each in keys]
+    assert seeds == [derive_seed(*key) for key in keys]
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert derive_seed(0, 1, 2, "noise") == 7255181489087588267  # the same in every process and version
     assert torch.equal(torch.randn(3, generator=generator(1, "a")), torch.randn(3, generator=generator(1, "a")))

@@ -21,8 +21,8 @@ HEAVY = {
 def test_every_room_is_described_in_order():
     places = [(PACKAGE / "__init__.py").read_text().index(f"- `{room}`:") for room in ROOMS]
     assert places == sorted(places)
-    found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert found - {"__init__"} >= set(ROOMS)
+    rooms = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert rooms - {"__init__"} >= set(ROOMS)
 
 
 def test_importing_the_rooms_loads_nothing_that_only_some_uses_need():

@@ -90,7 +90,7 @@ def test_every_contestant_moves_its_parameters():
     for take in steps.values():
         for _ in range(50):
             take()
-    moved = [any(not torch.equal(p, q) for p, q in zip(*each, strict=True)) for each in made]
+    moved = [any(not torch.equal(p, q) for p, q in zip(*pair, strict=True)) for pair in made]
     assert {"L2E", "L2E, without compiled code", "MCLMC", "IVON", "torch Adam"} <= set(steps)
     assert moved.count(False) == 1  # the draws
 

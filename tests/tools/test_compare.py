@@ -59,11 +59,11 @@ def test_every_method_gets_the_same_gradients_and_leaves_its_files(whole):
     for budget, content in numbers(out).items():
         assert list(content) == list(EVERYTHING)
         for name, method in content.items():
-            assert [each["gradients"] for each in method["runs"]] == [int(budget)] * 2
-            assert [each["seed"] for each in method["runs"]] == [0, 1]
-            assert all((out / each["file"]).is_file() for each in method["runs"])
+            assert [entry["gradients"] for entry in method["runs"]] == [int(budget)] * 2
+            assert [entry["seed"] for entry in method["runs"]] == [0, 1]
+            assert all((out / entry["file"]).is_file() for entry in method["runs"])
             samples = {"SGD": 1, "AdamEnsemble": 2}.get(name, 8)
-            assert [each["num_samples"] for each in method["runs"]] == [samples] * 2
+            assert [entry["num_samples"] for entry in method["runs"]] == [samples] * 2
         for figure in ("figure1", "figure2"):
             assert (out / f"{figure}_{budget}.png").read_bytes().startswith(b"\x89PNG")
 
@@ -80,7 +80,7 @@ def test_the_setting_with_the_lowest_validation_nll_is_taken_and_goes_on_to_the_
 def test_runs_that_only_tune_never_see_the_test_images(whole):
     out, _ = whole
     for budget, content in numbers(out).items():
-        final = {each["file"] for method in content.values() for each in method["runs"]}
+        final = {entry["file"] for method in content.values() for entry in method["runs"]}
         for path in (out / f"steps_{budget}" / "runs").glob("*.json"):
             scores = json.loads(path.read_text())["result"]["scores"]
             assert bool(scores) == (f"steps_{budget}/runs/{path.name}" in final), path.name
@@ -95,7 +95,7 @@ def test_the_tables_say_what_the_json_says(whole):
         first = [run["nll"] for run in methods["SGHMC"]["runs"]]
         for name, method in methods.items():
             for key, column in headings:
-                values = [each[key] for each in method["runs"] if key in each]
+                values = [entry[key] for entry in method["runs"] if key in entry]
                 text = f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}" if values else "–"
                 assert cells(table, f"### {budget} gradients", name, column) == text
             part, header = part_of(table, budget, "tries")
@@ -165,12 +165,12 @@ def test_corruptions_are_scored_at_every_severity_and_averaged_in_tables(whole, 
         for severity in (1, 5):
             p = samples.predict(corrupt(x, name, severity))
             for key in ("accuracy", "nll", "ece"):
-                found = result.corruptions["scores"][name][key][severity - 1]
-                assert found == pytest.approx(getattr(metrics, key)(p, y), rel=1e-4), (name, severity, key)
+                value = result.corruptions["scores"][name][key][severity - 1]
+                assert value == pytest.approx(getattr(metrics, key)(p, y), rel=1e-4), (name, severity, key)
     assert result.corruptions["scores"]["none"]["nll"] == pytest.approx([metrics.nll(samples.predict(x), y)], rel=1e-4)
     methods, table = numbers(out)["40"], (out / "table.md").read_text()
     scores = [read(out / run["file"]).corruptions["scores"] for run in methods["SGD"]["runs"]]
-    worst = [np.mean([each[name]["accuracy"][4] for name in RECREATED]) for each in scores]
+    worst = [np.mean([score[name]["accuracy"][4] for name in RECREATED]) for score in scores]
     part, header = part_of(table, "40", "accuracy at 5")
     assert cells(part, header, "SGD", "accuracy at 5") == f"{np.mean(worst):.3f} ± {np.std(worst, ddof=1):.3f}"
 
@@ -185,11 +185,11 @@ def test_convergence_is_that_of_the_chain_layer_by_layer(whole, chain):
     methods, table = numbers(out)["40"], (out / "table.md").read_text()
     assert "converged" not in methods["SGD"]["runs"][0], "a single network is no chain"
     both = [read(out / run["file"]).converged for run in methods["SGHMC"]["runs"]]
-    assert [run["converged"] for run in methods["SGHMC"]["runs"]] == [each["all"] for each in both]
+    assert [run["converged"] for run in methods["SGHMC"]["runs"]] == [r_hat["all"] for r_hat in both]
     header, _, first, *_ = table[table.index("| cR̂ < 1.1 of the layer") :].splitlines()
     chains = [cell.strip().partition(" ")[0] for cell in header.split("|")[2:-1]]
     assert chains == ["SGHMC", "L2E"]
-    assert first.split("|")[2].strip() == f"{np.mean([each[next(iter(samples[0]))] for each in both]):.3f}"
+    assert first.split("|")[2].strip() == f"{np.mean([r_hat[next(iter(samples[0]))] for r_hat in both]):.3f}"
 
 
 def test_an_interrupted_command_goes_on_and_a_finished_one_repeats_nothing(whole):
@@ -202,7 +202,7 @@ def test_an_interrupted_command_goes_on_and_a_finished_one_repeats_nothing(whole
     again = {path for path in out.glob("steps_*/runs/*.json") if stamps.get(path) != path.stat().st_mtime_ns}
     assert again == {gone}, "only the run that was missing is repeated"
     del before["80"]["SGD"]
-    assert all(numbers(out)["80"][name] == found for name, found in before["80"].items())
+    assert all(numbers(out)["80"][name] == numbers_before for name, numbers_before in before["80"].items())
 
 
 def test_what_is_asked_for_later_is_measured_of_the_runs_that_are_there_and_of_all_seeds_or_none(tmp_path):

@@ -87,7 +87,7 @@ def test_a_method_whose_settings_diverge_tries_as_many_as_the_others(tmp_path, m
     for problem in study.experiment.problems():
         for method in ("PSGLD", "SGD"):
             study.tuning(problem, method)
-    assert {each: tried.count(each) for each in tried} == {
+    assert {name: tried.count(name) for name in tried} == {
         (method, budget): tries for method in ("PSGLD", "SGD") for budget, tries in ((10, 5), (20, 4))
     }
 

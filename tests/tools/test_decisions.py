@@ -100,9 +100,9 @@ def test_what_is_chosen(method):
     """Of six rows the samples disagree about the first two, and all are unsure about the third."""
     sure, unsure = torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5])
     one = torch.stack([sure, sure, unsure, sure, sure, sure])
-    other = one.clone()
-    other[:2] = 1 - one[:2]
-    probs = torch.stack([one, other])
+    second = one.clone()
+    second[:2] = 1 - one[:2]
+    probs = torch.stack([one, second])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(labelling, "A_ROUND", 1)
         (index,) = labelling.chosen(method, probs, torch.Generator().manual_seed(0)).tolist()

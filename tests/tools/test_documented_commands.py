@@ -74,12 +74,11 @@ def parsed(command: str) -> object:
 
 def commands_of(page: Path) -> list[str]:
     """Commands in a line of text or of a code block, without a comment; one with an ellipsis is an outline."""
-    found = re.findall(r"(?:`|^ *)(python tools/(?:[^`\n\\]|\\\n)+)", page.read_text(), re.MULTILINE)
-    commands = [each.replace("\\\n", " ").partition(" #")[0].strip() for each in found]
+    matches = re.findall(r"(?:`|^ *)(python tools/(?:[^`\n\\]|\\\n)+)", page.read_text(), re.MULTILINE)
+    commands = [match.replace("\\\n", " ").partition(" #")[0].strip() for match in matches]
     # The three with few options have no parser of their own.
-    return [
-        each for each in commands if "…" not in each and not re.search(r"tools/(adapter_cost|demo|gpu_check)\.py", each)
-    ]
+    without_parser = re.compile(r"tools/(adapter_cost|demo|gpu_check)\.py")
+    return [command for command in commands if "…" not in command and not without_parser.search(command)]
 
 
 FOLDERS = (ROOT / "docs", ROOT / "reports")

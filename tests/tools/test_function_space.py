@@ -30,9 +30,9 @@ def command(tmp_path, monkeypatch):
 
 def test_command_is_resumed(command, tmp_path, capsys, monkeypatch):
     main(command)
-    found, content = runs_of(tmp_path / "out")["yacht"], json.loads((tmp_path / "out" / "results.json").read_text())
-    assert set(found) == set(uci.RATES)
-    for runs in found.values():
+    by_method, content = runs_of(tmp_path / "out")["yacht"], json.loads((tmp_path / "out" / "results.json").read_text())
+    assert set(by_method) == set(uci.RATES)
+    for runs in by_method.values():
         assert [len(run["rmse"]) for run in runs] == [len(run["log_likelihood"]) for run in runs] == [2, 1]
     for chosen in content["chosen"]:
         trials = {t["lr"]: t["score"] for t in content["tuning"] if t["method"] == chosen["method"]}
@@ -40,7 +40,7 @@ def test_command_is_resumed(command, tmp_path, capsys, monkeypatch):
     assert "yacht" in (tmp_path / "out" / "table.md").read_text()
     monkeypatch.setattr(uci, "fit", None)  # a finished run is not done again
     main(command)
-    assert runs_of(tmp_path / "out")["yacht"] == found
+    assert runs_of(tmp_path / "out")["yacht"] == by_method
     with pytest.raises(SystemExit, match="base_seed 0 there, 1 here"):
         main([*command, "--seed", "1"])
 
@@ -62,20 +62,20 @@ def test_a_missing_file_is_named(command):
 def test_mnist(tmp_path):
     settings = ["--dataset", "digits", "--hidden", "16", "--particles", "3", "--epochs", "60", "--tuning-epochs", "1"]
     main(["mnist", *settings, "--seeds", "2", "--out", str(tmp_path)])
-    found = runs_of(tmp_path)["digits"]
-    assert {method: len(runs) for method, runs in found.items()} == dict.fromkeys(IMAGE_METHODS, 2)
-    assert all(run["error"] < 0.2 for runs in found.values() for run in runs)
-    assert all(run["error"] <= run["error_of_one"] + 0.05 for runs in found.values() for run in runs)
+    by_method = runs_of(tmp_path)["digits"]
+    assert {method: len(runs) for method, runs in by_method.items()} == dict.fromkeys(IMAGE_METHODS, 2)
+    assert all(run["error"] < 0.2 for runs in by_method.values() for run in runs)
+    assert all(run["error"] <= run["error_of_one"] + 0.05 for runs in by_method.values() for run in runs)
     assert all(method in (tmp_path / "table.md").read_text() for method in IMAGE_METHODS)
 
 
 def test_sine(tmp_path):
     small = ["--steps", "5", "--particles", "4", "--trajectories", "10", "--burn-in", "2"]
     main(["sine", "--seeds", "2", *small, "--out", str(tmp_path)])
-    found = runs_of(tmp_path)["sine"]
-    assert {method: len(runs) for method, runs in found.items()} == dict.fromkeys(SINE_METHODS, 2)
-    assert found["HMC"][0]["ratio in the gap"] == pytest.approx(1)
-    assert found["SVGD"][0]["acceptance_rate"] is None
+    by_method = runs_of(tmp_path)["sine"]
+    assert {method: len(runs) for method, runs in by_method.items()} == dict.fromkeys(SINE_METHODS, 2)
+    assert by_method["HMC"][0]["ratio in the gap"] == pytest.approx(1)
+    assert by_method["SVGD"][0]["acceptance_rate"] is None
     assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
@@ -83,13 +83,13 @@ def test_bandits(tmp_path, monkeypatch):
     arguments = ["bandits", "--contexts", "60", "--members", "3", "--hidden", "8", "--steps", "3", "--seeds", "2"]
     arguments += ["--problem", "wheel_0.5", "wheel_0.9", "--out", str(tmp_path)]
     main(arguments)
-    found = runs_of(tmp_path)
-    assert {name: set(runs) for name, runs in found.items()} == {p: set(BANDIT_METHODS) for p in found}
-    assert set(found) == {"wheel_0.5", "wheel_0.9"}
-    run = found["wheel_0.9"]["FSVGD"][1]
+    by_problem = runs_of(tmp_path)
+    assert {name: set(runs) for name, runs in by_problem.items()} == {p: set(BANDIT_METHODS) for p in by_problem}
+    assert set(by_problem) == {"wheel_0.5", "wheel_0.9"}
+    run = by_problem["wheel_0.9"]["FSVGD"][1]
     assert run["rounds"][-1] == sum(run["arms"]) == 60
     assert "| wheel_0.5" in (tmp_path / "table.md").read_text()
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     monkeypatch.setattr(experiment, "play", None)  # all of it is on disk now
     main(arguments)
-    assert runs_of(tmp_path) == found
+    assert runs_of(tmp_path) == by_problem

@@ -59,8 +59,9 @@ def test_with_hmc_every_run_is_compared_with_its_chains_of_other_seeds(tmp_path)
     folder, methods = tmp_path / "steps_60" / "predictions", methods_of(tmp_path)
     chains = [load_file(path)["test"].double() for path in sorted(folder.glob("HMC*"))]
     for name in ("HMC", "SGD"):
-        own = [load_file(path)["test"].double() for path in sorted(folder.glob(f"{name}*"))]
-        far = [metrics.total_variation(own[k], sum(c for i, c in enumerate(chains) if i != k) / 2) for k in range(3)]
+        predictions = [load_file(path)["test"].double() for path in sorted(folder.glob(f"{name}*"))]
+        references = [sum(c for i, c in enumerate(chains) if i != k) / 2 for k in range(3)]
+        far = [metrics.total_variation(predictions[k], references[k]) for k in range(3)]
         assert [run["total_variation"] for run in methods[name]["runs"]] == pytest.approx(far)
         table = (tmp_path / "table.md").read_text()
         header = next(line for line in table.splitlines() if "total variation" in line and line.startswith("| method"))
@@ -102,6 +103,6 @@ def test_runs_beside_each_other_give_the_same_table(tmp_path):
     compare.main([*arguments, "--out", str(tmp_path / "one")])
     compare.main([*arguments, "--out", str(tmp_path / "two"), "--jobs", "2"])
     for name, method in methods_of(tmp_path / "one").items():
-        other = methods_of(tmp_path / "two")[name]
-        assert [run["nll"] for run in method["runs"]] == [run["nll"] for run in other["runs"]]
-        assert json.dumps(method["tuning"]) == json.dumps(other["tuning"])
+        parallel = methods_of(tmp_path / "two")[name]
+        assert [run["nll"] for run in method["runs"]] == [run["nll"] for run in parallel["runs"]]
+        assert json.dumps(method["tuning"]) == json.dumps(parallel["tuning"])

@@ -34,13 +34,13 @@ def test_the_page_has_every_part(small, tmp_path, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(gpu_check.compare, "main", asked.append)
     assert gpu_check.main(["--device", "cpu", "--minutes", "5", "--out", str(tmp_path), "--data", "here"]) == 0
-    found = json.loads((tmp_path / "gpu_check.json").read_text())
-    assert found["checks"]
-    assert not any(found["checks"].values())
-    assert {"SGHMC", "HMC", "predict", "the inner loop"} <= found["checks"].keys()
+    contents = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert contents["checks"]
+    assert not any(contents["checks"].values())
+    assert {"SGHMC", "HMC", "predict", "the inner loop"} <= contents["checks"].keys()
     for network in ("ResNet-20", "transformer"):
-        assert set(found["milliseconds"][network]["torch Adam"]) == {"training step", "step", "weights"}
-    row = found["meta_training"]["2"]
+        assert set(contents["milliseconds"][network]["torch Adam"]) == {"training step", "step", "weights"}
+    row = contents["meta_training"]["2"]
     assert row["hours"] == pytest.approx(6e6 / row["member-steps/s"] / 3600)
     words = dict(zip(asked[0][::2], asked[0][1::2]))
     assert (words["--preset"], words["--data"], words["--device"]) == ("cifar32", "here", "cpu")
@@ -60,8 +60,8 @@ class Forgetful(SGHMC):
 
     def state_dict(self):
         state = copy.deepcopy(super().state_dict())
-        for each in state["state"].values():
-            for value in each.values():
+        for buffers in state["state"].values():
+            for value in buffers.values():
                 if isinstance(value, torch.Tensor):
                     value.zero_()
         return state
@@ -77,6 +77,6 @@ def test_a_fault_is_found_and_the_others_are_still_checked(small, tmp_path, monk
 
     monkeypatch.setattr(Unroll, "advance", advance)
     assert gpu_check.main(["--device", "cpu", "--minutes", "0", "--out", str(tmp_path)]) == 1
-    found = json.loads((tmp_path / "gpu_check.json").read_text())["checks"]
-    assert {name for name, what in found.items() if what} == {"forgetful", "the inner loop"}
+    checks = json.loads((tmp_path / "gpu_check.json").read_text())["checks"]
+    assert {name for name, what in checks.items() if what} == {"forgetful", "the inner loop"}
     assert "forgetful" in (tmp_path / "gpu_check.md").read_text()

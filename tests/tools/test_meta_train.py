@@ -77,11 +77,11 @@ def test_a_run_killed_at_any_moment_and_resumed_gives_the_same_weights(tmp_path,
     said = capsys.readouterr().out
     assert f"continuing {tmp_path / 'killed'} after {stopped} iterations" in said
     assert f"finished after {stopped + 3} iterations" in said
-    resumed, whole = last(tmp_path / "killed"), last(tmp_path / "whole")
-    assert torch.equal(resumed["weights"], whole["weights"])
-    assert torch.equal(resumed["averaged"], whole["averaged"])
-    assert resumed["history"]["loss"] == whole["history"]["loss"]
-    for ours, theirs in zip(resumed["optimizer"]["state"][0].values(), whole["optimizer"]["state"][0].values()):
+    resumed, reference = last(tmp_path / "killed"), last(tmp_path / "whole")
+    assert torch.equal(resumed["weights"], reference["weights"])
+    assert torch.equal(resumed["averaged"], reference["averaged"])
+    assert resumed["history"]["loss"] == reference["history"]["loss"]
+    for ours, theirs in zip(resumed["optimizer"]["state"][0].values(), reference["optimizer"]["state"][0].values()):
         assert torch.equal(ours, theirs)
 
 

@@ -26,9 +26,9 @@ def root(tmp_path_factory):
             x = random.integers(0, 40, (count, 28, 28), dtype=np.uint8)
             for image, label in zip(x, y, strict=True):
                 image[4 + 2 * label : 6 + 2 * label] = 255
-            for kind, array in (("images-idx3", x), ("labels-idx1", y.astype(np.uint8))):
+            for suffix, array in (("images-idx3", x), ("labels-idx1", y.astype(np.uint8))):
                 header = b"\0\0\x08" + bytes([array.ndim]) + np.array(array.shape, ">u4").tobytes()
-                (raw / f"{prefix}-{kind}-ubyte").write_bytes(header + array.tobytes())
+                (raw / f"{prefix}-{suffix}-ubyte").write_bytes(header + array.tobytes())
     return folder
 
 

@@ -62,16 +62,16 @@ def test_the_card_says_what_was_measured(tmp_path, capsys, kind):
 def measured(tmp_path_factory):
     """A network of KineticL2E, and what was measured of it."""
     source = trained(tmp_path_factory.mktemp("kinetic"), "--sampler", "KineticL2E")
-    found = law.gaussian_law(
+    report = law.gaussian_law(
         lambda params: KineticL2E(params, 0.1, 50_000, network=source), coordinates=20, stiffness=(0.2,)
     )
-    return source, found
+    return source, report
 
 
 @pytest.mark.parametrize("verdict", ["exact", "no bias seen", "O(h)", "biased", "unstable"])
 def test_a_bias_too_small_to_be_seen_keeps_the_badge_too(tmp_path, monkeypatch, measured, verdict):
-    source, found = measured
-    planted = {**found, "verdict": verdict, "reason": "planted", "largest_bias": [0.04, 0.01]}
+    source, report = measured
+    planted = {**report, "verdict": verdict, "reason": "planted", "largest_bias": [0.04, 0.01]}
     monkeypatch.setattr(law, "gaussian_law", lambda make, **_: planted)
     ship.main([str(source), "new", "--lr", "0.1", "--out", str(tmp_path)])
     badge = "O(h)" if verdict in ("exact", "no bias seen", "O(h)") else "heuristic"
@@ -115,9 +115,9 @@ def test_the_badge_wants_a_bias_that_vanishes_beyond_its_error(monkeypatch, valu
     monkeypatch.setattr(law, "biases", planted)
     monkeypatch.setattr(law, "MetaSGMCMC", lambda *_, **__: None)
     monkeypatch.setattr(law, "measured_at", lambda _: {})
-    found = law.meta_law("none", 0.1, 0.1, num_data=100, chains=10, energy=0.0)
-    assert found["verdict"] == verdict
-    assert found["error"] == pytest.approx([0.004] * 3)
+    report = law.meta_law("none", 0.1, 0.1, num_data=100, chains=10, energy=0.0)
+    assert report["verdict"] == verdict
+    assert report["error"] == pytest.approx([0.004] * 3)
 
 
 def test_a_wrong_correction_loses_the_badge(tmp_path, monkeypatch):
@@ -174,19 +174,19 @@ def test_weights_are_measured_against_those_that_they_replace(tmp_path):
         ship.main([str(tmp_path / "worse.safetensors"), "new", *common])
     assert not (tmp_path / "new.safetensors").exists()
     ship.main([str(source), "new", *common])
-    found = weights.load_card(tmp_path / "new.safetensors")["metrics"]["replaced"]
-    assert (found["difference"], found["error"], found["tasks"]) == (0, 0, 8)
-    assert found["new"] == found["former"] < 2.35  # chance is 2.30; a dozen steps
+    comparison = weights.load_card(tmp_path / "new.safetensors")["metrics"]["replaced"]
+    assert (comparison["difference"], comparison["error"], comparison["tasks"]) == (0, 0, 8)
+    assert comparison["new"] == comparison["former"] < 2.35  # chance is 2.30; a dozen steps
 
 
 @pytest.mark.parametrize(("difference", "worse"), [(-0.1, False), (0.016, False), (0.018, True)])
 def test_worse_is_more_than_two_standard_errors(difference, worse):
     former = torch.rand(50, dtype=torch.float64)
     noise = torch.linspace(-0.1, 0.1, 50, dtype=torch.float64)  # two standard errors are 0.0168
-    found = difference_of(former + noise + difference, former)
-    assert found.worse == worse
-    assert found.error == pytest.approx(0.0084, abs=5e-5)
-    assert found.difference == pytest.approx(difference)
+    comparison = difference_of(former + noise + difference, former)
+    assert comparison.worse == worse
+    assert comparison.error == pytest.approx(0.0084, abs=5e-5)
+    assert comparison.difference == pytest.approx(difference)
 
 
 def test_weights_without_held_out_tasks_are_not_compared(tmp_path):

@@ -15,18 +15,18 @@ from toy import main
 def test_the_bias_of_linear_steps_is_the_closed_form_and_figures_are_written(tmp_path, capsys):
     main(["bias", "--samplers", "SGLD", "SGHMC", "AdaptedSGHMC", "EntropyMCMC", "--out", str(tmp_path)])
     runs = json.loads((tmp_path / "results.json").read_text())["runs"]["bias"]
-    found = {name: run["curves"] for name, (run,) in runs.items()}
+    curves = {name: run["curves"] for name, (run,) in runs.items()}
     a = bias.DECAY
-    for x, error, _ in found["SGLD"]["full gradients"]:
+    for x, error, _ in curves["SGLD"]["full gradients"]:
         assert error == pytest.approx(1 / (1 - x / 2) - 1, rel=1e-6)
-    for x, error, _ in found["SGLD"]["minibatches"]:
+    for x, error, _ in curves["SGLD"]["minibatches"]:
         assert 1 + error == pytest.approx(1.02 / (1 - x / 2), rel=1e-6)
-    for x, error, _ in found["SGHMC"]["full gradients"]:
+    for x, error, _ in curves["SGHMC"]["full gradients"]:
         assert 1 + error == pytest.approx(2 * (2 - a) / (4 - 2 * a - x), rel=1e-6)
-    assert max(abs(error) for _, error, _ in found["AdaptedSGHMC"]["full gradients"]) < 1e-6
+    assert max(abs(error) for _, error, _ in curves["AdaptedSGHMC"]["full gradients"]) < 1e-6
     # The joint law of weights and guide, T·H⁻¹(I − hH/2)⁻¹.
     for which, label in enumerate(("weights, full gradients", "guide, full gradients")):
-        for x, error, _ in found["EntropyMCMC"][label][::10]:
+        for x, error, _ in curves["EntropyMCMC"][label][::10]:
             pull, k = 1 / bias.GUIDE_VARIANCE, x / bias.H
             curvature = torch.tensor([[k + pull, -pull], [-pull, pull]], dtype=torch.double)
             law = torch.linalg.inv(curvature @ (torch.eye(2, dtype=torch.double) - bias.H / 2 * curvature))

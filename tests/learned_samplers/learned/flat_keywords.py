@@ -25,9 +25,8 @@ def _sampler(cls):
 
     @wraps(cls, updated=())
     def make(*args, **given):
-        settings = {
-            name: given.pop(name) for name in cls.settings_class.names() if name in given and name not in signature
-        }
+        names = [name for name in cls.settings_class.names() if name in given and name not in signature]
+        settings = {name: given.pop(name) for name in names}
         return cls(*args, **given, **({"settings": settings} if settings else {}))
 
     return make

@@ -174,13 +174,10 @@ def apart(make, separate):
 
     move(list(chains.parameters()), lambda: chains.losses(nn.functional.cross_entropy, chains(x), Y))
     for member in networks:
-        move(list(member.parameters()), lambda each=member: nn.functional.cross_entropy(each(x), Y))
+        move(list(member.parameters()), lambda member=member: nn.functional.cross_entropy(member(x), Y))
     alone = [dict(member.named_parameters()) for member in networks]
-    return max(
-        (w[k] - parameters[name]).abs().max()
-        for k, parameters in enumerate(alone)
-        for name, w in chains.weights().items()
-    )
+    weights = chains.weights().items()
+    return max((w[k] - parameters[name]).abs().max() for k, parameters in enumerate(alone) for name, w in weights)
 
 
 @pytest.mark.parametrize("kind", ["stacked", "separate"])

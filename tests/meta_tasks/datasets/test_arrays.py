@@ -34,8 +34,8 @@ def test_numbers_become_columns_and_tokens_stay_whole(tmp_path):
 
 
 def test_a_validation_split_of_its_own():
-    own = array_data({**TABLE, "x_val": torch.ones(2, 4), "y_val": torch.tensor([0, 2])})
-    assert (own.num_data, own.num_classes, own.val_y.tolist()) == (30, 3, [0, 2])
+    data = array_data({**TABLE, "x_val": torch.ones(2, 4), "y_val": torch.tensor([0, 2])})
+    assert (data.num_data, data.num_classes, data.val_y.tolist()) == (30, 3, [0, 2])
 
 
 @pytest.mark.parametrize(

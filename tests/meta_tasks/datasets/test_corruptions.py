@@ -48,11 +48,11 @@ def stream():
 def test_neutral_parameters_leave_the_images_alone(name, photos):
     for images in (photos[:5], photos[:5, :1]):
         x = images.double().numpy()
-        found = RECREATED[name].rule(x.copy(), stream(), *NEUTRAL[name])
+        corrupted = RECREATED[name].rule(x.copy(), stream(), *NEUTRAL[name])
         if name == "jpeg_compression":  # which always rounds, and halves the resolution of colour
-            assert np.abs(found - x).mean() < 0.02
+            assert np.abs(corrupted - x).mean() < 0.02
         else:
-            np.testing.assert_allclose(found, x, atol=1e-5)
+            np.testing.assert_allclose(corrupted, x, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", RECREATED)
@@ -82,12 +82,12 @@ def test_any_images_keep_shape_dtype_and_range_and_a_seed_repeats(name, severity
         "white": torch.ones(shape, dtype=dtype),
     }[fill]
     before = images.clone()
-    found = corrupt(images, name, severity, seed=seed)
+    corrupted = corrupt(images, name, severity, seed=seed)
     assert torch.equal(images, before), "the original is not written to"
-    assert (found.shape, found.dtype) == (images.shape, dtype)
-    assert bool(found.isfinite().all())
-    assert not len(found) or 0 <= found.min() <= found.max() <= 1
-    assert torch.equal(corrupt(images, name, severity, seed=seed), found)
+    assert (corrupted.shape, corrupted.dtype) == (images.shape, dtype)
+    assert bool(corrupted.isfinite().all())
+    assert not len(corrupted) or 0 <= corrupted.min() <= corrupted.max() <= 1
+    assert torch.equal(corrupt(images, name, severity, seed=seed), corrupted)
 
 
 RANDOM = [
@@ -99,17 +99,17 @@ RANDOM = [
 @pytest.mark.parametrize("name", RANDOM)
 def test_another_seed_and_another_image_get_other_random_numbers(name, photos, monkeypatch):
     same = photos[:1].expand(3, -1, -1, -1)
-    found = corrupt(same, name, 3)
-    assert not torch.equal(found[0], found[1])
+    corrupted = corrupt(same, name, 3)
+    assert not torch.equal(corrupted[0], corrupted[1])
     monkeypatch.setattr(rules, "CHUNK", 1)  # chunks have streams of their own
     apart = corrupt(same, name, 3)
     monkeypatch.undo()
     assert torch.equal(apart[:1], corrupt(same[:1], name, 3))
     assert not torch.equal(apart[0], apart[1])
-    assert not torch.equal(found, corrupt(same, name, 3, seed=1))
+    assert not torch.equal(corrupted, corrupt(same, name, 3, seed=1))
     torch.manual_seed(7)
     np.random.seed(7)  # noqa: NPY002 -- no global stream is listened to
-    assert torch.equal(corrupt(same, name, 3), found)
+    assert torch.equal(corrupt(same, name, 3), corrupted)
 
 
 # --- closed forms -------------------------------------------------------------------------------------------------
@@ -145,23 +145,23 @@ def point(side=15):
 
 def test_blurs_spread_a_point_and_keep_its_sum():
     for name in ("defocus_blur", "motion_blur"):
-        found = RECREATED[name].rule(point(41), stream(), *RECREATED[name].levels[4])
-        assert found.sum() == pytest.approx(1, abs=1e-4)
-        assert 0 < found.max() < 0.5
+        blurred = RECREATED[name].rule(point(41), stream(), *RECREATED[name].levels[4])
+        assert blurred.sum() == pytest.approx(1, abs=1e-4)
+        assert 0 < blurred.max() < 0.5
     disk = rules.defocus_blur(point(), stream(), 1.5, 1e-3)[0, 0]
     assert (disk > 0.1).sum() == 9, "the pixels within 1.5 of the centre"
     assert disk.max() == pytest.approx(1 / 9)
 
 
 def test_a_smear_goes_one_way_along_its_angle():
-    found = rules.smeared(point(), 4, 2.0, np.array([0.0]))[0, 0]
+    smear = rules.smeared(point(), 4, 2.0, np.array([0.0]))[0, 0]
     weights = np.exp(-0.5 * (np.arange(8) / 2) ** 2)
     weights /= np.exp(-0.5 * (np.arange(9) / 2) ** 2).sum()
-    np.testing.assert_allclose(found[7, 7::-1], weights, rtol=1e-6)
-    assert found[7, 8:].sum() == 0
-    assert np.delete(found, 7, axis=0).sum() == 0
+    np.testing.assert_allclose(smear[7, 7::-1], weights, rtol=1e-6)
+    assert smear[7, 8:].sum() == 0
+    assert np.delete(smear, 7, axis=0).sum() == 0
     turned = rules.smeared(point(), 4, 2.0, np.array([np.pi / 2]))[0, 0]
-    np.testing.assert_allclose(turned, found.T)
+    np.testing.assert_allclose(turned, smear.T)
 
 
 def test_an_enlargement_keeps_the_centre_and_stretches_a_slope():
@@ -171,18 +171,18 @@ def test_an_enlargement_keeps_the_centre_and_stretches_a_slope():
 
 def test_glass_moves_pixels_and_makes_none():
     x = np.arange(100.0).reshape(1, 1, 10, 10) / 100
-    found = rules.glass_blur(x, stream(), 1e-6, 1, 2)
-    np.testing.assert_allclose(np.sort(found.ravel()), np.sort(x.ravel()))
-    assert (found != x).mean() > 0.5
+    blurred = rules.glass_blur(x, stream(), 1e-6, 1, 2)
+    np.testing.assert_allclose(np.sort(blurred.ravel()), np.sort(x.ravel()))
+    assert (blurred != x).mean() > 0.5
 
 
 def test_an_affine_map_moves_the_points_of_a_slope(photos):
     """Of an image that is its own coordinate the result is affine in the coordinates, away from mirrored borders."""
     slope = np.broadcast_to(np.arange(32.0), (2, 1, 32, 32)) / 31
-    found = rules.elastic_transform(slope, stream(), 0, 0, 0.05)[:, 0, 10:22, 10:22]
-    np.testing.assert_allclose(np.diff(found, 2, axis=1), 0, atol=1e-9)
-    np.testing.assert_allclose(np.diff(found, 2, axis=2), 0, atol=1e-9)
-    assert not np.allclose(found[0], found[1])
+    mapped = rules.elastic_transform(slope, stream(), 0, 0, 0.05)[:, 0, 10:22, 10:22]
+    np.testing.assert_allclose(np.diff(mapped, 2, axis=1), 0, atol=1e-9)
+    np.testing.assert_allclose(np.diff(mapped, 2, axis=2), 0, atol=1e-9)
+    assert not np.allclose(mapped[0], mapped[1])
 
 
 def test_a_fractal_is_rougher_where_its_displacements_decay_less():

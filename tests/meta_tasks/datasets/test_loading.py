@@ -18,7 +18,7 @@ from meta_tasks.datasets.loading import READERS
 
 def make_image_data(**changes):
     x, y = torch.rand(4, 3, 6, 6), torch.tensor([0, 1, 2, 1])
-    splits = {f"{split}_{kind}": value for split in SPLITS for kind, value in (("x", x), ("y", y))}
+    splits = {f"{split}_{axis}": value for split in SPLITS for axis, value in (("x", x), ("y", y))}
     return ImageData("made", 3, **{**splits, **changes})
 
 
@@ -33,9 +33,9 @@ def test_digits_are_scikit_learns_scaled_to_one_and_the_seed_moves_validation_al
     assert set((everything * 16).unique().tolist()) == set(range(17))
     assert len(everything.flatten(1).unique(dim=0)) == 1797, "a digit lies in two splits, or is missing"
     assert all(map(torch.equal, data.split("val"), load("digits").split("val")))
-    other = load("digits", seed=1)
-    assert torch.equal(data.test_x, other.test_x)
-    assert not torch.equal(data.val_x, other.val_x)
+    reseeded = load("digits", seed=1)
+    assert torch.equal(data.test_x, reseeded.test_x)
+    assert not torch.equal(data.val_x, reseeded.val_x)
 
 
 @settings(deadline=None, max_examples=50)  # a deadline fails on a busy machine

@@ -39,8 +39,8 @@ def test_npz_in_medmnist_layout(tmp_path):
 
 def test_npz_without_validation_holds_a_tenth_out_and_takes_grey_floats(tmp_path):
     images, labels = np.linspace(0, 1, 30 * 16).reshape(30, 4, 4), np.arange(30) % 3
-    own = {"train_images": images, "test_images": images[:9], "train_labels": labels}
-    data = load(f"npz:{write_npz(tmp_path / 'mine.npz', val_images=None, val_labels=None, **own)}")
+    arrays = {"train_images": images, "test_images": images[:9], "train_labels": labels}
+    data = load(f"npz:{write_npz(tmp_path / 'mine.npz', val_images=None, val_labels=None, **arrays)}")
     assert (len(data.train_y), len(data.val_y)) == (27, 3)
     assert torch.equal(data.test_x[:, 0], torch.from_numpy(images[:9]).float())
 
@@ -111,11 +111,11 @@ def test_npz_that_would_fill_the_memory(tmp_path):
 
 def test_npz_with_any_byte_changed_is_read_or_refused_in_one_line(tmp_path):
     path = write_npz(tmp_path / "mine.npz", val_images=None, val_labels=None)
-    whole, random = path.read_bytes(), np.random.default_rng(0)
-    headers = [place for place in range(len(whole)) if whole[place : place + 2] == b"PK" or whole[place] == 0x93]
+    content, random = path.read_bytes(), np.random.default_rng(0)
+    headers = [place for place in range(len(content)) if content[place : place + 2] == b"PK" or content[place] == 0x93]
     refused: list[str] = []
     for trial in range(300):
-        data = bytearray(whole)
+        data = bytearray(content)
         near = headers[trial % len(headers)] + int(random.integers(60))
         data[min(near, len(data) - 1)] = random.integers(256)
         path.write_bytes(data[: random.integers(len(data))] if trial % 10 == 0 else data)

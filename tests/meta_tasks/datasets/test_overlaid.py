@@ -50,11 +50,11 @@ def test_where_the_images_lie(shifts):
     first, second = torch.randint(256, (2, len(shifts), IMAGE, IMAGE), generator=generator).to(torch.uint8)
     made = overlay(first, second, torch.tensor(shifts))
     for image, a, b, (down, right, up, left) in zip(made, first, second, shifts, strict=True):
-        one, other = torch.zeros(2, CANVAS, CANVAS, dtype=torch.uint8)
-        one[down : down + IMAGE, right : right + IMAGE] = a
+        canvas_a, canvas_b = torch.zeros(2, CANVAS, CANVAS, dtype=torch.uint8)
+        canvas_a[down : down + IMAGE, right : right + IMAGE] = a
         top, start = CANVAS - IMAGE - up, CANVAS - IMAGE - left
-        other[top : top + IMAGE, start : start + IMAGE] = b
-        assert torch.equal(image, torch.maximum(one, other))
+        canvas_b[top : top + IMAGE, start : start + IMAGE] = b
+        assert torch.equal(image, torch.maximum(canvas_a, canvas_b))
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_images_labels_and_splits(root, name, bases):
 
 
 def test_the_seed_moves_everything_but_the_test_images(root):
-    first, again, other = (
+    first, again, reseeded = (
         load_overlaid("multi_fashion_mnist", root, validation=10, seed=seed, download=False) for seed in (0, 0, 1)
     )
     for split in ("train", "val", "test"):
-        for kind in "xy":
-            a, b = getattr(first, f"{split}_{kind}"), getattr(again, f"{split}_{kind}")
+        for array in "xy":
+            a, b = getattr(first, f"{split}_{array}"), getattr(again, f"{split}_{array}")
             assert torch.equal(a, b)
-            changed = getattr(other, f"{split}_{kind}")
+            changed = getattr(reseeded, f"{split}_{array}")
             assert torch.equal(a, changed) == (split == "test")
     assert first.input_shape == (1, 28, 28)
     x = scaled(first.train_x)

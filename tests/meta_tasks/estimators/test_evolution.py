@@ -26,10 +26,10 @@ def test_on_a_linear_function_the_estimate_is_exact_along_the_perturbations(pair
     # L₊ − L₋ = 2·aᵀη whatever σ and φ: the estimate is (1/N) Σ η ηᵀ a / σ², with nothing else in it
     a, weights = torch.randn(6, dtype=torch.float64), torch.randn(6)
     estimator = AntitheticES(3.0, pairs, HORIZON, shaping=NONE)
-    found = estimate(estimator, lambda members: members.double() @ a, weights, iteration=7)
+    gradient = estimate(estimator, lambda members: members.double() @ a, weights, iteration=7)
     steps = torch.stack([perturbation(0, (7, i), 3.0, 6) for i in range(pairs)]).double()
     # members are formed in single precision
-    torch.testing.assert_close(found, (steps.T @ (steps @ a)) / 9 / pairs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gradient, (steps.T @ (steps @ a)) / 9 / pairs, rtol=1e-5, atol=1e-5)
     even = estimate(estimator, lambda members: (members - weights).square().sum(1), weights)
     assert even.abs().max() < 1e-4  # of an even function nothing is left
 
@@ -38,18 +38,18 @@ def test_a_pair_with_a_failed_member_does_not_count():
     estimator = AntitheticES(0.1, 3, HORIZON, shaping=NONE)
     names = [(0, 0), (0, 1), (0, 2)]
     losses = torch.tensor([[1.0, 2.0], [math.nan, 1.0], [3.0, 1.0]])
-    found = estimator.gradient(0, names, losses, 5)
+    gradient = estimator.gradient(0, names, losses, 5)
     kept = estimator.gradient(0, [names[0], names[2]], losses[[0, 2]], 5)
-    assert torch.equal(found, kept)
-    assert found.isfinite().all()
-    assert found.norm() > 0
+    assert torch.equal(gradient, kept)
+    assert gradient.isfinite().all()
+    assert gradient.norm() > 0
     assert not estimator.gradient(0, names, torch.full((3, 2), math.inf), 5).any()
 
 
 def test_perturbations_are_named_and_normal():
     steps = torch.stack([perturbation(0, (i, 0), 0.5, 50) for i in range(100)])
     assert torch.equal(steps[3], perturbation(0, (3, 0), 0.5, 50))
-    assert not any(torch.equal(steps[3], perturbation(*other, 0.5, 50)) for other in ((1, (3, 0)), (0, (3, 1))))
+    assert not any(torch.equal(steps[3], perturbation(*keys, 0.5, 50)) for keys in ((1, (3, 0)), (0, (3, 1))))
     assert abs(steps.std() - 0.5) < 0.025  # 5000 draws: standard error 0.005
     torch.testing.assert_close(antithetic_members(torch.ones(50), 0, [(3, 0)], 0.5).mean(0), torch.ones(50))
 
@@ -75,12 +75,12 @@ def test_shapings(shaping, expected):
 def test_jobs_of_es_have_fresh_names_and_one_horizon_an_iteration():
     estimator = AntitheticES(0.1, 6, Horizon(10, 90, samples=2), pairs_per_task=3)
     jobs = [estimator.jobs(5, iteration) for iteration in range(20)]
-    names = [name for each in jobs for job in each for name in job.pairs]
+    names = [name for batch in jobs for job in batch for name in job.pairs]
     assert len(set(names)) == 6 * 20
-    assert len({job.tasks for each in jobs for job in each}) == 2 * 20
-    assert all(len({job.steps for job in each}) == 1 for each in jobs)
-    assert all(job.steps == job.schedule.steps and job.slot is None for each in jobs for job in each)
-    assert len({each[0].steps for each in jobs}) > 10
+    assert len({job.tasks for batch in jobs for job in batch}) == 2 * 20
+    assert all(len({job.steps for job in batch}) == 1 for batch in jobs)
+    assert all(job.steps == job.schedule.steps and job.slot is None for batch in jobs for job in batch)
+    assert len({batch[0].steps for batch in jobs}) > 10
     assert jobs[3] == estimator.jobs(5, 3)
 
 
@@ -97,8 +97,8 @@ def test_tasks_that_share_a_job_change_no_number(tasks_per_job, sizes):
         evaluated.append((jobs, results, estimator.estimate(3, jobs, results, rule.num_weights)))
     (apart, separate, expected), (together, batched, gradient) = evaluated
     for attribute in ("tasks", "pairs"):
-        whole = [name for job in apart for name in getattr(job, attribute)]
-        assert [name for job in together for name in getattr(job, attribute)] == whole
+        names = [name for job in apart for name in getattr(job, attribute)]
+        assert [name for job in together for name in getattr(job, attribute)] == names
     assert [2 * len(job.pairs) for job in together] == sizes
     kinds = [[kind for result in results for kind in result.kinds] for results in (separate, batched)]
     assert kinds[0] == kinds[1]
@@ -113,14 +113,14 @@ def test_slots_of_noise_reuse_hold_several_tasks_and_go_on_from_their_state():
     estimator = NoiseReuseES(0.1, 8, Horizon(20, 20, samples=4), 5, pairs_per_task=2, tasks_per_job=2)
     family = family_named("digits", architectures=(("mlp", {"hidden": (5,)}),), sizes=(4,))
     rule = L2ERule("residual", "paper", (4,))
-    whole, half = (estimator.evaluator(family, rule, "bma", 0) for _ in range(2))
+    reference, half = (estimator.evaluator(family, rule, "bma", 0) for _ in range(2))
     for iteration in range(5):
         jobs = estimator.jobs(0, iteration)
         assert [len(job.tasks) for job in jobs] == [2, 2]
         assert len({keys for job in jobs for keys in job.tasks}) == 4
         if iteration == 2:
-            half.load_state_dict(whole.state_dict(), jobs)
-        results = [whole.run(job, rule.initial_weights(0)).losses for job in jobs]
+            half.load_state_dict(reference.state_dict(), jobs)
+        results = [reference.run(job, rule.initial_weights(0)).losses for job in jobs]
         if iteration >= 2:
             again = [half.run(job, rule.initial_weights(0)).losses for job in jobs]
             assert all(map(torch.equal, results, again))
@@ -130,14 +130,14 @@ def test_noise_reuse_keeps_a_perturbation_for_an_episode_and_staggers_the_slots(
     estimator = NoiseReuseES(0.1, 4, Horizon(20, 20, samples=4), 5)
     history = [estimator.jobs(0, iteration) for iteration in range(13)]
     for slot in range(4):
-        jobs = [each[slot] for each in history]
+        jobs = [batch[slot] for batch in history]
         starts = [i for i, job in enumerate(jobs) if job.start]
         # slot k starts k windows late into its first episode of four windows, then takes whole ones
         assert starts[:3] == [0, 4 - slot, 8 - slot]
         assert jobs[0].skip == 5 * slot
         assert all(job.skip == 0 for job in jobs[1:])
         for i, job in enumerate(jobs):
-            same = [other for other in jobs[: i + 1] if other.pairs == job.pairs]
+            same = [earlier for earlier in jobs[: i + 1] if earlier.pairs == job.pairs]
             assert job.start == (len(same) == 1)
             assert job.steps == 5
             assert job.slot == slot

@@ -95,10 +95,10 @@ def by_higher(problem, rule, weights, start, seeds, steps, every, schedule):
                 cross.append((push * theta).sum(-1).mean() / N)
             if schedule.collects(step):
                 collected.append(theta)
-        own = torch.stack(collected, 1)
+        states = torch.stack(collected, 1)
         with torch.no_grad():
-            push = stein_score(own) + direction(own)
-        total = torch.stack(cross).mean() + (push * own).sum(-1).mean() / N
+            push = stein_score(states) + direction(states)
+        total = torch.stack(cross).mean() + (push * states).sum(-1).mean() / N
         return torch.cat([g.flatten() for g in torch.autograd.grad(total, list(network.parameters()))])
 
 
@@ -112,14 +112,14 @@ def window(problem, rule, weights, schedule, seeds, *, steps=12, every=3, curvat
 def test_a_windows_gradient_is_that_of_highers_twin():
     problem, rule = task(), MetaSGMCMCRule((5,), **SCALES)
     weights, schedule, seeds = random_weights(rule).double(), Schedule(12, 4, 2), list(range(6))
-    unroll, start, found = window(problem, rule, weights, schedule, seeds)
+    unroll, start, gradient = window(problem, rule, weights, schedule, seeds)
     expected = by_higher(problem, rule, weights, start, seeds, 12, 3, schedule)
     # Weights that neither network reads have no gradient in both.
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * expected.abs().max().item())
+    torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-6 * expected.abs().max().item())
     assert not unroll.parameter.requires_grad
     # The planted fault: without the energy's curvature it is another gradient.
-    other = window(problem, rule, weights, schedule, seeds, curvature=False)[2]
-    assert (other - expected).norm() > 0.05 * expected.norm()
+    without_curvature = window(problem, rule, weights, schedule, seeds, curvature=False)[2]
+    assert (without_curvature - expected).norm() > 0.05 * expected.norm()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.1])
@@ -147,7 +147,7 @@ def test_windows_keep_earlier_samples_of_the_chains_without_their_gradient():
     assert len(unroll.objective.kept) == 2
     assert unroll.backpropagate(weights, 12, 3) is not None
     assert len(unroll.objective.kept) == schedule.num_samples == 5
-    assert not any(each.requires_grad for each in unroll.objective.kept)
+    assert not any(sample.requires_grad for sample in unroll.objective.kept)
     assert unroll.losses().shape == (5,)
     with pytest.raises(ValueError, match="steps=1"):
         unroll.backpropagate(weights, 1, 1)
@@ -160,8 +160,8 @@ FAMILY = GaussianFamily(dimensions=(2, 3), num_data=100, lrs=(0.02,))
 
 
 def tbptt(**settings):
-    own = {"every": 2, "chains": 6, "slots": 2, **settings}
-    return TruncatedBackpropagation(Horizon(12, 20, samples=4), 4, **own)
+    options = {"every": 2, "chains": 6, "slots": 2, **settings}
+    return TruncatedBackpropagation(Horizon(12, 20, samples=4), 4, **options)
 
 
 def trainer(folder=None, iterations=12, estimator=None, rule=None, family=FAMILY, **settings):
@@ -178,11 +178,11 @@ def run(**arguments):
 
 
 def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path):
-    whole = run()
+    reference = run()
     for stop in (3, 4, 9, 12):
         part = run(folder=tmp_path, iterations=stop)
-    assert torch.equal(part.weights, whole.weights)
-    assert part.history["loss"] == whole.history["loss"]
+    assert torch.equal(part.weights, reference.weights)
+    assert part.history["loss"] == reference.history["loss"]
     assert part.weights.sub(part.rule.initial_weights(0)).abs().max() > 0.02
     assert any(part.executor.evaluator.pools.values())
 
@@ -207,8 +207,8 @@ def reached(rule, weights, problem):
     unroll = ChainUnroll(problem, rule, Schedule(20, 0, 5), list(range(60)))
     unroll.advance(weights.detach().expand(60, -1))
     x, precision = unroll.parameter.double(), problem.precision.double() * problem.hyperparameters.num_data
-    found = MultivariateNormal(x.mean(0), torch.cov(x.T))
-    return kl_divergence(found, MultivariateNormal(problem.mean.double(), precision_matrix=precision)).item()
+    gaussian = MultivariateNormal(x.mean(0), torch.cov(x.T))
+    return kl_divergence(gaussian, MultivariateNormal(problem.mean.double(), precision_matrix=precision)).item()
 
 
 def test_it_learns_to_come_closer_to_the_posterior():
@@ -218,7 +218,7 @@ def test_it_learns_to_come_closer_to_the_posterior():
     made.run()
     problems = [family.task("test", i) for i in range(3)]
     before, after = (
-        sum(reached(made.rule, weights, each) for each in problems) / 3
+        sum(reached(made.rule, weights, problem) for problem in problems) / 3
         for weights in (made.rule.initial_weights(0), made.averaged)
     )
     assert sum(made.history["failed"]) == 0

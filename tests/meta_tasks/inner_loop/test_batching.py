@@ -35,7 +35,7 @@ BY_MEMBER = {
 
 def runs(rule, network=MLP, settings=SETTINGS):
     """Two groups on each task."""
-    return [Run(image_task(*network, **each), rule, (10 * i, 10 * i + 1)) for i, each in enumerate(settings)]
+    return [Run(image_task(*network, **changes), rule, (10 * i, 10 * i + 1)) for i, changes in enumerate(settings)]
 
 
 def weights_of(rule, members):
@@ -52,12 +52,12 @@ def assert_each_does_what_it_does_alone(made, rule, schedule=SCHEDULE, tolerance
         for place, number in enumerate(numbers):
             alone = Unroll(made[number].task, rule, BMALoss, schedule, made[number].seeds, curve_every=3)
             alone.advance(weights[4 * number : 4 * number + 4])
-            own = slice(4 * place, 4 * place + 4)
-            torch.testing.assert_close(unroll.parameter[own], alone.parameter, rtol=2e-3, atol=tolerance)
+            members = slice(4 * place, 4 * place + 4)
+            torch.testing.assert_close(unroll.parameter[members], alone.parameter, rtol=2e-3, atol=tolerance)
             torch.testing.assert_close(losses[number], alone.losses(), rtol=1e-3, atol=tolerance)
-            torch.testing.assert_close(unroll.curves()[own], alone.curves(), rtol=1e-3, atol=tolerance)
+            torch.testing.assert_close(unroll.curves()[members], alone.curves(), rtol=1e-3, atol=tolerance)
             for name, scale in alone.output_scales.items():
-                torch.testing.assert_close(unroll.output_scales[name][own], scale, rtol=2e-3, atol=tolerance)
+                torch.testing.assert_close(unroll.output_scales[name][members], scale, rtol=2e-3, atol=tolerance)
     return losses
 
 
@@ -78,8 +78,8 @@ def test_every_network_by_hand_takes_several_tasks(network):
 
 
 def test_a_rule_whose_context_has_the_settings_shares_a_batch_where_they_are_the_same():
-    rule, other = L2ERule("residual", "adaptive", (4,)), SETTINGS[1]
-    made = runs(rule, settings=(SETTINGS[0], other, SETTINGS[0] | {"seed": 9}, other))
+    rule, context = L2ERule("residual", "adaptive", (4,)), SETTINGS[1]
+    made = runs(rule, settings=(SETTINGS[0], context, SETTINGS[0] | {"seed": 9}, context))
     assert [numbers for numbers, _ in unrolls_of(made, BMALoss, SCHEDULE)] == [[0, 2], [1, 3]]
     assert_each_does_what_it_does_alone(made, rule)
 
@@ -127,11 +127,11 @@ def test_a_batch_cut_in_two_and_restored_is_the_batch_that_was_never_cut():
         ((_, unroll),) = unrolls_of(runs(rule), BMALoss, Schedule(80, 70, 2), curve_every=9)
         return unroll
 
-    whole, first, second = batch(), batch(), batch()
-    whole.advance(weights)
+    reference, first, second = batch(), batch(), batch()
+    reference.advance(weights)
     first.advance(weights, 37)
     second.load_state_dict(first.state_dict())
     second.advance(weights)
-    assert torch.equal(second.parameter, whole.parameter)
-    assert torch.equal(second.losses(), whole.losses())
-    assert torch.equal(second.curves(), whole.curves())
+    assert torch.equal(second.parameter, reference.parameter)
+    assert torch.equal(second.losses(), reference.losses())
+    assert torch.equal(second.curves(), reference.curves())

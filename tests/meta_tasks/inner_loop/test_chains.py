@@ -48,7 +48,7 @@ def test_samples_of_a_skipped_stretch_are_the_states_that_the_chains_had(weights
 def test_samples_of_a_window_last_through_the_steps_after_it(weights):
     unroll = ChainUnroll(TASK, RULE, Schedule(60, 0, 10), [1, 2, 3, 4])
     unroll.backpropagate(weights, 20, 5)
-    before = [each.clone() for each in unroll.objective.kept]
+    before = [sample.clone() for sample in unroll.objective.kept]
     unroll.advance(weights.expand(4, -1), 5)
     assert all(map(torch.equal, before, unroll.objective.kept))
 
@@ -58,11 +58,11 @@ def test_a_chain_that_has_failed_takes_no_gradient_from_the_others(weights):
     unroll = ChainUnroll(Stiff(TASK, 6), RULE, Schedule(240, 0, 10), seeds)
     others = ChainUnroll(TASK, RULE, Schedule(240, 0, 10), seeds[1:])
     for window in range(4):
-        found, expected = (each.backpropagate(weights, 60, 5) for each in (unroll, others))
+        gradient, expected = (chains.backpropagate(weights, 60, 5) for chains in (unroll, others))
         if window == 0:
-            assert found is None
+            assert gradient is None
         else:
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+            torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
         assert unroll.failed_at == [60, -1, -1, -1, -1, -1]
         assert unroll.counts.tolist() == (~unroll.losses().isnan()).tolist() == [False, *[True] * 5]
         torch.testing.assert_close(unroll.parameter[1:], others.parameter)

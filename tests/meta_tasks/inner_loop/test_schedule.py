@@ -17,12 +17,12 @@ def collected(schedule):
 def test_a_schedule_that_ends_with_the_run_has_its_samples_in_the_window_as_far_apart_as_they_fit(
     steps, window, samples
 ):
-    found = collected(Schedule.ending(steps, window, samples))
-    assert len(found) == samples
-    assert found[-1] == steps
-    apart = {later - earlier for earlier, later in zip([steps - window // samples * samples, *found], found)}
+    taken = collected(Schedule.ending(steps, window, samples))
+    assert len(taken) == samples
+    assert taken[-1] == steps
+    apart = {later - earlier for earlier, later in zip([steps - window // samples * samples, *taken], taken)}
     assert apart == {window // samples}
-    assert found[0] > steps - window
+    assert taken[0] > steps - window
 
 
 @pytest.mark.parametrize(

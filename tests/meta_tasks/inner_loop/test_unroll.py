@@ -157,7 +157,7 @@ def test_a_member_that_fails_is_reported_and_poisons_nobody(bad):
     good = torch.tensor([[0.0, 0.0], [0.1, 0.0], [0.2, 0.0], [0.3, 0.0]])
     weights = good.clone()
     weights[3, 0] = bad
-    fine, broken = (unroll(rule, each, task=task, curve_every=2) for each in (good, weights))
+    fine, broken = (unroll(rule, phi, task=task, curve_every=2) for phi in (good, weights))
     late = broken.failed_at[3]
     assert (2 < late < 12) if bad == 18 else 1 <= late <= 2
     assert [broken.failed_at[i] for i in range(3)] == [-1, -1, -1]
@@ -183,7 +183,7 @@ def test_a_member_that_fails_is_reported_and_poisons_nobody(bad):
 def test_a_run_cut_in_two_and_restored_is_the_run_that_was_never_cut(rule):
     weights = l2e_weights(rule) if rule.num_weights else torch.zeros(4, 0)
     task = image_task(lr=0.05, weight_scale_spread=0.3, num_data=20)  # an epoch of one step
-    whole = unroll(rule, weights, task=task, curve_every=3)
+    reference = unroll(rule, weights, task=task, curve_every=3)
     first = Unroll(task, rule, BMALoss, SCHEDULE, (1, 2), curve_every=3)
     first.advance(weights, 7)
     saved = first.state_dict()
@@ -196,9 +196,9 @@ def test_a_run_cut_in_two_and_restored_is_the_run_that_was_never_cut(rule):
     assert second.finished
     assert torch.equal(saved["stretch"], kept["stretch"])  # nor with the run that has loaded it
     assert torch.equal(saved["parameter"], kept["parameter"])
-    assert torch.equal(second.parameter, whole.parameter)
-    assert torch.equal(second.losses(), whole.losses())
-    assert torch.equal(second.curves(), whole.curves())
+    assert torch.equal(second.parameter, reference.parameter)
+    assert torch.equal(second.losses(), reference.losses())
+    assert torch.equal(second.curves(), reference.curves())
 
 
 def test_the_training_curve_is_the_mean_minibatch_loss():

@@ -38,13 +38,13 @@ def test_cnn_is_the_papers(depth, residual):
     x = torch.rand(5, 3, 8, 8)
     hidden = x
     for i in range(depth):
-        hidden = functional.conv2d(hidden, *(weights[f"convolutions.{i}.{kind}"] for kind in KINDS), padding=1)
+        hidden = functional.conv2d(hidden, *(weights[f"convolutions.{i}.{name}"] for name in KINDS), padding=1)
         if residual and i == depth - 1:
-            hidden = hidden + functional.conv2d(x, *(weights[f"shortcut.{kind}"] for kind in KINDS))
+            hidden = hidden + functional.conv2d(x, *(weights[f"shortcut.{name}"] for name in KINDS))
         hidden = hidden.relu()
     hidden = functional.max_pool2d(hidden, 2).flatten(1)
     for i in range(1 if residual else 2):
-        hidden = functional.linear(hidden, *(weights[f"linear.{i}.{kind}"] for kind in KINDS))
+        hidden = functional.linear(hidden, *(weights[f"linear.{i}.{name}"] for name in KINDS))
     assert residual or weights["linear.0.weight"].shape == (20, 4 * 4 * 4)
     torch.testing.assert_close(model(x), hidden)
 
@@ -61,8 +61,8 @@ RESNET20 = 27 * 16 + 6 * 2304 + (16 + 5 * 32) * 32 * 9 + 16 * 32 + (32 + 5 * 64)
     ],
 )
 def test_networks_have_their_published_sizes(name, shape, tensors, parameters):
-    found = list(architectures.build(name, shape, 10).parameters())
-    assert (len(found), sum(p.numel() for p in found)) == (tensors, parameters)
+    weights = list(architectures.build(name, shape, 10).parameters())
+    assert (len(weights), sum(p.numel() for p in weights)) == (tensors, parameters)
 
 
 @pytest.mark.parametrize(("depth", "tensors"), [(20, 65), (32, 101), (56, 173)])
@@ -72,14 +72,14 @@ def test_a_deeper_resnet_has_more_blocks_and_the_shallowest_is_resnet20_frn(dept
     convolutions = [p for p in model.parameters() if p.ndim == 4 and p.shape[-1] == 3]
     assert (len(convolutions) + 1, len(list(model.parameters()))) == (depth, tensors)
     torch.manual_seed(0)
-    known = architectures.build("resnet20_frn", (3, 16, 16), 10, width=4)
-    same = [*model.state_dict()] == [*known.state_dict()]
+    resnet20 = architectures.build("resnet20_frn", (3, 16, 16), 10, width=4)
+    same = [*model.state_dict()] == [*resnet20.state_dict()]
     assert same == (depth == 20)
     torch.manual_seed(0)
     stages = architectures.build("resnet_frn", (3, 16, 16), 10, width=4, blocks=((depth - 2) // 6,) * 3)
     x = torch.rand(2, 3, 16, 16)
     assert torch.equal(model(x), stages(x))
-    assert torch.equal(model(x), known(x)) == same
+    assert torch.equal(model(x), resnet20(x)) == same
 
 
 def test_the_activation_of_a_resnet_is_the_one_asked_for():

@@ -50,13 +50,13 @@ def test_loss_gradient_and_logits_equal_autograd(name, shape, options, count, gr
 @pytest.mark.parametrize("images_per_call", [1, 2, 7])
 @pytest.mark.parametrize("residual", [False, True])
 def test_the_pieces_add_up_however_the_work_is_cut(members_per_call, images_per_call, residual):
-    whole = batched_network_for("cnn", (1, 8, 8), 4, channels=4, depth=2, residual=residual)
-    cut = BatchedConvolution(whole.build)
+    uncut = batched_network_for("cnn", (1, 8, 8), 4, channels=4, depth=2, residual=residual)
+    cut = BatchedConvolution(uncut.build)
     cut.members_per_call, cut.images_per_call = members_per_call, images_per_call
-    weights, (x, y) = members(whole, 6), batch((1, 8, 8), 3)
-    for ours, theirs in zip(cut.loss_and_gradient(weights, x, y), whole.loss_and_gradient(weights, x, y)):
+    weights, (x, y) = members(uncut, 6), batch((1, 8, 8), 3)
+    for ours, theirs in zip(cut.loss_and_gradient(weights, x, y), uncut.loss_and_gradient(weights, x, y)):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(cut.logits(weights, x), whole.logits(weights, x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(cut.logits(weights, x), uncut.logits(weights, x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -65,7 +65,7 @@ def test_activations_are_channels_last_whatever_the_number_of_channels(channels)
     network = batched_network_for("cnn", (channels, 8, 8), 4, channels=4, depth=2)
     weights, (x, _) = members(network, 2), batch((channels, 8, 8), 1)
     _, activations, indices, _ = network._forward(network.views(weights), x)
-    assert all(each.stride(1) == 1 for each in (*activations, indices))
+    assert all(activation.stride(1) == 1 for activation in (*activations, indices))
     outputs = []
     network.module.convolutions[-1].register_forward_hook(lambda _, inputs, output: outputs.append(output))
     network.module(x[0])
@@ -120,7 +120,7 @@ def test_other_networks_go_through_autograd():
     for member in range(2):
         module = network.build()
         torch.nn.utils.vector_to_parameters(weights[member], module.parameters())
-        own = torch.nn.functional.cross_entropy(module(x[0]), y[0])
-        torch.testing.assert_close(loss[member], own)
-        found = torch.cat([g.flatten() for g in torch.autograd.grad(own, list(module.parameters()))])
-        torch.testing.assert_close(gradient[member], found)
+        expected = torch.nn.functional.cross_entropy(module(x[0]), y[0])
+        torch.testing.assert_close(loss[member], expected)
+        slopes = torch.cat([g.flatten() for g in torch.autograd.grad(expected, list(module.parameters()))])
+        torch.testing.assert_close(gradient[member], slopes)

@@ -52,9 +52,9 @@ def test_every_word_counts_and_no_text_sees_another(name):
     for place in range(12):
         changed = x.repeat(10, 1)
         changed[::2, place] = torch.tensor([3, 7, 11, 15, 19]).repeat(2)[:10]  # the first of each pair of texts
-        found = model(changed)
-        assert (found[::2] - logits[0]).abs().max() > 1e-6, place
-        torch.testing.assert_close(found[1::2], logits[1:].expand(10, -1))
+        changed_logits = model(changed)
+        assert (changed_logits[::2] - logits[0]).abs().max() > 1e-6, place
+        torch.testing.assert_close(changed_logits[1::2], logits[1:].expand(10, -1))
 
 
 @pytest.mark.parametrize("name", text_networks())

@@ -19,8 +19,8 @@ def collected():
 
 
 def fill(objective, log_p, y):
-    for each in log_p:
-        objective.add(each, y)
+    for sample in log_p:
+        objective.add(sample, y)
     return objective
 
 

@@ -53,11 +53,11 @@ def test_planted_faults_are_seen(owner, name, fault, monkeypatch):
 
 def test_batches_and_translation():
     x = torch.stack([gaussian(20, 3, seed)[0] for seed in range(4)])
-    found = stein_score(x)
-    for each, alone in zip(found, x, strict=True):
-        torch.testing.assert_close(each, stein_score(alone))
-    torch.testing.assert_close(stein_score(x + 5.0), found, rtol=1e-7, atol=1e-9)
-    torch.testing.assert_close(stein_score(3.0 * x), found / 3)
+    scores = stein_score(x)
+    for score, alone in zip(scores, x, strict=True):
+        torch.testing.assert_close(score, stein_score(alone))
+    torch.testing.assert_close(stein_score(x + 5.0), scores, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(stein_score(3.0 * x), scores / 3)
     assert stein_score(x.float() + 100).dtype == torch.float32
 
 
@@ -70,6 +70,6 @@ def test_equal_samples_have_no_score_and_no_gradient_flows():
 @given(batch=st.lists(st.integers(1, 3), max_size=2), count=st.integers(2, 6), d=st.integers(1, 5))
 def test_any_shapes(batch, count, d):
     samples = torch.randn(*batch, count, d)
-    found = stein_score(samples)
-    assert found.shape == samples.shape
-    assert found.isfinite().all()
+    scores = stein_score(samples)
+    assert scores.shape == samples.shape
+    assert scores.isfinite().all()

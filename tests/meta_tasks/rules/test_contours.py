@@ -27,7 +27,7 @@ def test_contours_show_what_the_network_puts_out(feature_set):
     # the largest value of β by hand, at the corners of the axes
     names, largest = FEATURE_SETS[feature_set].names, 0.0
     axis = torch.linspace(-3, 3, 41)
-    gradient, momentum = (each.flatten() for each in torch.meshgrid(axis, axis, indexing="ij"))
+    gradient, momentum = (values.flatten() for values in torch.meshgrid(axis, axis, indexing="ij"))
     for parameter in (-1.0, 0.0, 1.0):
         x = torch.zeros(len(names), len(gradient))
         for i, name in enumerate(names):

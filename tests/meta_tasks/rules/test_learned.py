@@ -55,16 +55,16 @@ def test_a_start_is_the_feature_itself(hidden):
     theta = start
     adam = theta[0].clone().requires_grad_()
     optimizer = torch.optim.Adam([adam], 3.0 * 2.0 * math.sqrt(0.01 / 50), betas=(0.9, 0.99), eps=0.0)
-    theta, other = theta.clone(), theta.clone()
+    theta, reference = theta.clone(), theta.clone()
     state = rule.initial_state(theta, Segments((7,)))
     for step in range(5):
         gradient = torch.randn(1, 7)
         common = (Segments((7,)), hyper, step)
         theta, state = rule.update(phi, MemberStep(theta, gradient, None, state, *common))
-        other, (sghmc,) = SGHMCRule().update(None, MemberStep(other, gradient, None, (sghmc,), *common))
+        reference, (sghmc,) = SGHMCRule().update(None, MemberStep(reference, gradient, None, (sghmc,), *common))
         adam.grad = gradient[0]
         optimizer.step()
-    torch.testing.assert_close(theta[0], adam.detach() + other[0] - start[0], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(theta[0], adam.detach() + reference[0] - start[0], rtol=1e-4, atol=1e-6)
 
 
 def weight_file(folder, rule, weights=None):
@@ -100,18 +100,18 @@ def test_a_weight_file_is_a_start_with_the_scales_that_it_was_trained_with(tmp_p
 )
 def test_a_weight_file_of_something_else_is_no_start(tmp_path, changes, named):
     path, _ = weight_file(tmp_path, L2ERule("residual", "paper", (4,), beta_scale=3, friction_scale=1.0))
-    given = {"form": "residual", "hidden": (4,), "beta_scale": 3.0, "friction_scale": 1.0, **changes}
+    keywords = {"form": "residual", "hidden": (4,), "beta_scale": 3.0, "friction_scale": 1.0, **changes}
     with pytest.raises(ValueError, match=rf"start: .*first\.safetensors.*{named}"):
-        L2ERule(feature_set="paper", start=path, **given)
+        L2ERule(feature_set="paper", start=path, **keywords)
 
 
 def test_a_start_keeps_its_function_in_a_wider_network_that_sees_more(tmp_path):
     path, weights = weight_file(tmp_path, narrow := L2ERule("residual", "adaptive", (4, 3)))
     wide = L2ERule("residual", "matrix", (6, 5), start=path)
     x = torch.randn(1, FEATURE_SETS["matrix"].size, 9)
-    own = [FEATURE_SETS["matrix"].names.index(name) for name in FEATURE_SETS["adaptive"].names]
-    assert own[-1] > len(own)  # the context does not stand where it stood
-    expected = apply_network(narrow.prepare(weights[None]), x[:, own])
+    columns = [FEATURE_SETS["matrix"].names.index(name) for name in FEATURE_SETS["adaptive"].names]
+    assert columns[-1] > len(columns)  # the context does not stand where it stood
+    expected = apply_network(narrow.prepare(weights[None]), x[:, columns])
     started = wide.initial_weights(5)
     for got, wanted in zip(apply_network(wide.prepare(started[None]), x), expected, strict=True):
         torch.testing.assert_close(got, wanted)
@@ -164,7 +164,7 @@ def test_the_scales_of_the_preconditioner_are_those_of_its_logarithms():
     weights = rule.initial_weights(0) + 0.1 * torch.randn(rule.num_weights)
     unroll = Unroll(task, rule, BMALoss, Schedule(6, 0, 1), [1], members_per_group=1)
     unroll.advance(weights[None], 3)
-    before, (momentum, averages) = unroll.parameter.clone(), [each.clone() for each in unroll.state]
+    before, (momentum, averages) = unroll.parameter.clone(), [tensor.clone() for tensor in unroll.state]
     gradient = task.loss_and_gradient(before, unroll._indices())[1]
     unroll.advance(weights[None], 1)
     x = features(
@@ -187,7 +187,7 @@ def test_a_share_of_the_runs_is_told_how_long_it_is():
     rule = L2ERule(feature_set="matrix", hidden=(4,), tell_horizon=0.25)
     told = [rule.for_run(70, 3, "episode", i).settings.total_steps for i in range(400)]
     assert set(told) == {None, 70}
-    assert 70 < sum(each == 70 for each in told) < 130  # 100 expected, standard deviation 9
+    assert 70 < sum(length == 70 for length in told) < 130  # 100 expected, standard deviation 9
     assert told == [rule.for_run(70, 3, "episode", i).settings.total_steps for i in range(400)]
     assert rule.settings.total_steps is None
     assert rule.specification()["tell_horizon"] == 0.25

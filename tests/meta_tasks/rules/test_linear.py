@@ -122,8 +122,8 @@ def test_it_goes_on_from_what_it_learned_and_from_nothing_else(tmp_path):
     assert again.specification()["origin"] == again.initial_weights(0).tolist()
     wider = linear(origin=path, direction_share=0.9)
     torch.testing.assert_close(wider.whole(wider.initial_weights(0)), again.whole(weights), rtol=1e-4, atol=1e-4)
-    other = L2ELinearRule("gradient", settings=SETTINGS, origin=path)  # any direction may be reached from any
-    torch.testing.assert_close(other.whole(other.initial_weights(0)), again.whole(weights), rtol=1e-4, atol=1e-4)
+    free = L2ELinearRule("gradient", settings=SETTINGS, origin=path)  # any direction may be reached from any
+    torch.testing.assert_close(free.whole(free.initial_weights(0)), again.whole(weights), rtol=1e-4, atol=1e-4)
     folder = tmp_path / "other"
     folder.mkdir()
     with_alpha, _ = weight_file(folder, L2ERule(hidden=(), settings=linear().settings))

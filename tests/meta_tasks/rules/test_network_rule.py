@@ -53,11 +53,11 @@ def end_of_a_run(name, settings):
 def test_every_setting_that_is_not_refused_has_an_effect(name, base):
     settings = REGISTRY[name].settings_class(**base)
     before = end_of_a_run(name, settings)
-    for each in fields(settings):
-        ends = [end_of_a_run(name, changed) for changed in other_values(settings, each)]
-        assert not any(end is not None and torch.equal(end, before) for end in ends), each.name
+    for field in fields(settings):
+        ends = [end_of_a_run(name, changed) for changed in other_values(settings, field)]
+        assert not any(end is not None and torch.equal(end, before) for end in ends), field.name
         refused = [end is None for end in ends]
-        assert all(refused) if each.name in LEARNED_RULES[name].fixed else not any(refused), each.name
+        assert all(refused) if field.name in LEARNED_RULES[name].fixed else not any(refused), field.name
 
 
 @pytest.mark.parametrize(

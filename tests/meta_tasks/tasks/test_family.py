@@ -30,8 +30,9 @@ def family(monkeypatch):
 
 
 def test_the_keys_fix_the_task(family):
-    task, again, other = family.task(0, 3, 1), family.task(0, 3, 1), family.task(0, 3, 2)
-    assert task.config == again.config != other.config
+    task, again, successor = family.task(0, 3, 1), family.task(0, 3, 1), family.task(0, 3, 2)
+    assert task.config == again.config
+    assert again.config != successor.config
     assert torch.equal(task.train[0], again.train[0])
     assert torch.equal(task.initial(5), again.initial(5))
     assert family.config(1, 3, 1) != family.config(0, 3, 1)
@@ -48,10 +49,10 @@ def test_every_choice_turns_up_about_as_often_as_it_should(family):
     }
     for field, choices in drawn.items():
         share = Counter(choices)
-        found = Counter(getattr(config, field) for config in configs)
+        counts = Counter(getattr(config, field) for config in configs)
         for choice, weight in share.items():
             expected = 600 * weight / len(choices)
-            assert abs(found[choice] - expected) < 4.5 * expected**0.5, (field, choice)
+            assert abs(counts[choice] - expected) < 4.5 * expected**0.5, (field, choice)
     small = [config.num_data for config in configs if config.num_data is not None]
     assert abs(len(small) - 0.25 * 600) < 50
     assert min(small) >= 200
@@ -78,8 +79,8 @@ def test_labels_bound_what_tasks_and_their_subsets_have():
     assert chosen.specification()["labels"] == [2, 5, 7, 9]
     part = family_named("digits", labels=(2, 5, 7, 9), label_subset_share=1.0)
     subsets = [part.config(0, i).classes for i in range(30)]
-    assert all(set(each) < {2, 5, 7, 9} and len(each) >= 2 for each in subsets)
-    assert {len(each) for each in subsets} == {2, 3}
+    assert all(set(subset) < {2, 5, 7, 9} and len(subset) >= 2 for subset in subsets)
+    assert {len(subset) for subset in subsets} == {2, 3}
 
 
 def test_data_sets_are_loaded_once_and_families_travel_without_them(monkeypatch):
@@ -121,8 +122,8 @@ def test_a_small_training_set_is_a_seeded_subset_and_num_data_says_so():
     assert torch.equal(tasks[0].train[0], tasks[1].train[0])
     assert not torch.equal(tasks[0].train[0], tasks[2].train[0])
     assert tasks[0].kind == "noise-mlp-small"
-    whole = ImageTask(TaskConfig("noise", "mlp", {}, num_data=10**6), data, 0)
-    assert whole.hyperparameters.num_data == data.num_data
+    all_images = ImageTask(TaskConfig("noise", "mlp", {}, num_data=10**6), data, 0)
+    assert all_images.hyperparameters.num_data == data.num_data
 
 
 def test_weight_scales_change_the_parametrisation_and_not_the_function():
@@ -158,10 +159,10 @@ def digits(**changes):
 @pytest.fixture
 def other_processor(monkeypatch):
     """Resized pixels that differ in their last bit, as those of another instruction set do."""
-    whole = loading.scale_images
+    scale_images = loading.scale_images
 
     def scaled(*arguments):
-        x = whole(*arguments)
+        x = scale_images(*arguments)
         return torch.nextafter(x, torch.ones_like(x))
 
     return lambda: monkeypatch.setattr(loading, "scale_images", scaled)

@@ -103,8 +103,8 @@ def test_the_baselines_have_their_own_grid():
 def test_every_sampler_takes_the_same_number_of_gradients(rule, evaluation, monkeypatch):
     taken = []
     for task in (ImageTask, TaskStack):
-        whole = task.loss_and_gradient
-        counted = lambda *args, whole=whole: taken.append(len(args[1])) or whole(*args)  # noqa: E731
+        gradient_of = task.loss_and_gradient
+        counted = lambda *args, gradient_of=gradient_of: taken.append(len(args[1])) or gradient_of(*args)  # noqa: E731
         monkeypatch.setattr(task, "loss_and_gradient", counted)
     evaluation.score(rule, 0.1 * torch.randn(rule.num_weights, generator=torch.Generator().manual_seed(0)))
     assert sum(taken) == 40 * len(evaluation.lrs) * evaluation.chains
@@ -115,15 +115,15 @@ def test_baselines_are_scored_once_and_other_held_out_tasks_are_another_run(tmp_
     assert first.scores["specification"] == evaluation.specification()
     assert run(tmp_path, evaluation, iterations=2, evaluate_every=1).scores["baselines"] == first.scores["baselines"]
     assert capsys.readouterr().out.count("scoring the hand-designed samplers") == 1
-    other = HeldOutEvaluation(evaluation.family, 40, samples=4, tasks=2, lrs=(0.05, 0.2))
+    longer = HeldOutEvaluation(evaluation.family, 40, samples=4, tasks=2, lrs=(0.05, 0.2))
     with pytest.raises(ValueError, match=r"another run: held_out\.tasks is 1 there and 2 here"):
-        on_digits(tmp_path, other, iterations=3)
+        on_digits(tmp_path, longer, iterations=3)
     assert on_digits(tmp_path, iterations=3, evaluate_every=0).iteration == 2  # without any it goes on
 
 
 def test_held_out_tasks_are_fixed_and_run_as_the_sampler_is_trained(monkeypatch):
-    seen, whole, rule = [], module.unrolls_of, SGHMCRule()
-    monkeypatch.setattr(module, "unrolls_of", lambda *args, **more: seen.append(args[2]) or whole(*args, **more))
+    seen, unrolls_of, rule = [], module.unrolls_of, SGHMCRule()
+    monkeypatch.setattr(module, "unrolls_of", lambda *args, **more: seen.append(args[2]) or unrolls_of(*args, **more))
 
     def runs(**burn_in):
         made = HeldOutEvaluation(family_named("digits"), 80, samples=4, tasks=1, chains=1, lrs=(0.1,), **burn_in)
@@ -131,10 +131,10 @@ def test_held_out_tasks_are_fixed_and_run_as_the_sampler_is_trained(monkeypatch)
         seen.clear()
         return made, made.score(rule), seen[:], made.baselines(), seen[1:]
 
-    plain, score, (own,), baselines, theirs = runs()
+    plain, score, (timetable,), baselines, theirs = runs()
     late, _, (schedule,), *others = runs(burn_in=0.9)
     assert schedule == Horizon(80, 80, 4, 0.9).schedule_of(80)
-    assert own == Schedule.ending(80, 40, 4)
+    assert timetable == Schedule.ending(80, 40, 4)
     assert score == baselines["SGHMC"]
     assert others == [baselines, theirs], "the baselines are run as they were"
     assert late.configs == plain.configs
@@ -153,8 +153,8 @@ def test_figures_have_a_cadence_of_their_own(tmp_path):
 def test_what_was_logged_after_the_checkpoint_that_a_run_goes_on_from_is_dropped(tmp_path, evaluation):
     """Scalars, scores and figures: a curve that TensorBoard shows is that of one run."""
     settings = {"evaluate_every": 2, "figures_every": 1, "checkpoint_minutes": 0.0}
-    whole = run(tmp_path, evaluation, iterations=4, **settings)
-    for path in whole.checkpoints.paths()[1:]:
+    reference = run(tmp_path, evaluation, iterations=4, **settings)
+    for path in reference.checkpoints.paths()[1:]:
         path.unlink()
     resumed = run(tmp_path, evaluation, iterations=3, **settings)
     assert len(resumed.history["loss"]) == 3
@@ -166,9 +166,9 @@ def test_what_was_logged_after_the_checkpoint_that_a_run_goes_on_from_is_dropped
 
 def test_a_curve_of_failed_members_alone_is_drawn_without_a_warning(tmp_path, monkeypatch):
     made = on_digits(tmp_path, iterations=1, evaluate_every=0)
-    whole = made.executor.run
+    run_job = made.executor.run
     nothing = {"curves": {"digits-cnn": [float("nan")] * 4}}
-    monkeypatch.setattr(made.executor, "run", lambda *args: [replace(each, **nothing) for each in whole(*args)])
+    monkeypatch.setattr(made.executor, "run", lambda *args: [replace(result, **nothing) for result in run_job(*args)])
     made.run()
     made.close()
     assert "inner_loop/curves" in logged(tmp_path).Tags()["images"]

@@ -52,14 +52,14 @@ def interrupted(made, is_busy, number=signal.SIGINT):
     [("es", "serial", signal.SIGINT), ("nres", "serial", signal.SIGTERM), ("nres", "processes", signal.SIGINT)],
 )
 def test_a_signal_abandons_an_iteration_at_once_and_what_was_before_it_is_kept(tmp_path, estimator, executor, number):
-    whole = run(None, 9, estimator=ESTIMATORS[estimator])
+    reference = run(None, 9, estimator=ESTIMATORS[estimator])
     made = trainer(tmp_path, 9, ESTIMATORS[estimator], HaltingFamily(), executor=EXECUTORS[executor])
     # The third iteration of ES; of noise reuse the one in which the first slot begins its third episode.
     halts = {"es": 2, "nres": 4}[estimator]
     reason, seconds = interrupted(made, lambda: made.iteration == halts, number)
     assert (reason, made.iteration) == ("interrupted", halts)
     assert seconds < 2
-    assert torch.equal(run(tmp_path, 9, estimator=ESTIMATORS[estimator]).weights, whole.weights)
+    assert torch.equal(run(tmp_path, 9, estimator=ESTIMATORS[estimator]).weights, reference.weights)
 
 
 class Scoring:

@@ -71,12 +71,12 @@ def ranks(tmp_path_factory):
 
 
 def test_ranks_go_on_from_the_checkpoint_of_the_first_where_the_second_has_none(ranks):
-    whole = run(None, 5, estimator=nres())
+    reference = run(None, 5, estimator=nres())
     for outcome in ranks[0]["goes on"]:
         assert outcome["started"] == 3
         assert outcome["ended"] == "finished"
-        assert torch.equal(outcome["weights"], whole.weights)
-        assert outcome["losses"] == whole.history["loss"]
+        assert torch.equal(outcome["weights"], reference.weights)
+        assert outcome["losses"] == reference.history["loss"]
 
 
 def test_what_is_wrong_with_the_checkpoints_of_the_first_rank_is_told_on_both(ranks):

@@ -54,13 +54,13 @@ def test_adam_keeps_its_moments_and_the_norm_is_clipped():
 @pytest.mark.parametrize("estimator", [es, nres])
 def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path, estimator):
     family = QuadraticFamily(temperature=1.0)
-    whole = run(family=family, estimator=estimator(), folder=tmp_path / "whole")
+    reference = run(family=family, estimator=estimator(), folder=tmp_path / "whole")
     for stop in (3, 4, 11, 20):
         part = run(family=family, estimator=estimator(), folder=tmp_path / "parts", iterations=stop)
         assert part.iteration == stop
-    assert torch.equal(part.weights, whole.weights)
-    assert torch.equal(part.averaged, whole.averaged)
-    assert part.history["loss"] == whole.history["loss"]
+    assert torch.equal(part.weights, reference.weights)
+    assert torch.equal(part.averaged, reference.averaged)
+    assert part.history["loss"] == reference.history["loss"]
     assert part.weights.abs().max() > 0.1  # it went somewhere
 
 
@@ -86,8 +86,8 @@ def test_worker_processes_give_the_weights_that_one_process_gives(tmp_path):
 def test_a_default_device_changes_nothing():
     """Random streams are on the CPU; on "meta" there are no numbers."""
     with torch.device("meta"):
-        found = run(estimator=nres(), iterations=2)
-    assert torch.equal(found.weights, run(estimator=nres(), iterations=2).weights)
+        result = run(estimator=nres(), iterations=2)
+    assert torch.equal(result.weights, run(estimator=nres(), iterations=2).weights)
 
 
 def test_worker_processes_have_the_default_dtype_and_a_run_keeps_it(tmp_path):
@@ -119,9 +119,10 @@ def test_pairs_of_failed_members_do_not_count_and_are_reported():
 def test_a_meta_gradient_that_overflows_does_not_reach_adam(loss, limit, monkeypatch):
     """Unshaped, and not clipped: in single precision its moments would be NaN for ever."""
     made = trainer(estimator=es(shaping=Shaping("none"), sigma=0.03), max_gradient_norm=limit)
-    whole = made.executor.run
+    run_job = made.executor.run
     losses = torch.tensor([[loss, 1.0]], dtype=torch.float64)
-    monkeypatch.setattr(made.executor, "run", lambda *args: [replace(each, losses=losses) for each in whole(*args)])
+    overflown = lambda *args: [replace(result, losses=losses) for result in run_job(*args)]  # noqa: E731
+    monkeypatch.setattr(made.executor, "run", overflown)
     told = (
         pytest.warns(UserWarning, match="iteration 0 is not finite") if (loss, limit) == (3e38, None) else nullcontext()
     )

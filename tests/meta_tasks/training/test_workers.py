@@ -70,7 +70,7 @@ def test_sigterm_to_the_whole_group_ends_the_run_and_saves_it(group, tmp_path):
 def at_work(group):
     """The processes of a group that are no zombies."""
     fields = [path.read_text().rsplit(")", 1)[1].split() for path in Path("/proc").glob("[0-9]*/stat")]
-    return sum(state != "Z" and int(own) == group for state, _, own, *_ in fields)
+    return sum(state != "Z" and int(process_group) == group for state, _, process_group, *_ in fields)
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")

@@ -21,11 +21,11 @@ def rounds(count=300, seed=0, delta=0.5):
 def test_members_are_networks_of_their_own():
     tensors = prior_draw((3, 5, 4, 2), 6, torch.Generator().manual_seed(0))
     x = torch.randn(7, 3)
-    found = forward(tensors, x)
+    outputs = forward(tensors, x)
     for m in range(6):
         hidden = (x @ tensors[0][m] + tensors[1][m]).relu()
         hidden = (hidden @ tensors[2][m] + tensors[3][m]).relu()
-        torch.testing.assert_close(found[m], hidden @ tensors[4][m] + tensors[5][m])
+        torch.testing.assert_close(outputs[m], hidden @ tensors[4][m] + tensors[5][m])
 
 
 @pytest.mark.parametrize("make", LEARNING)

@@ -73,8 +73,8 @@ def test_regret_of_the_oracle_and_of_uniform_choice(problem):
     assert (bandit.relative_regret(bandit.expected.argmax(1)) == 0).all()
     arms = bandit.expected.shape[1]
     # Each arm once over all rounds: their mean is uniform choice's expectation.
-    each = torch.stack([bandit.relative_regret(torch.full((ROUNDS,), a)) for a in range(arms)]).double()
-    torch.testing.assert_close(each.mean(0), torch.full((ROUNDS,), 100.0, dtype=torch.double), rtol=1e-3, atol=0)
+    regrets = torch.stack([bandit.relative_regret(torch.full((ROUNDS,), a)) for a in range(arms)]).double()
+    torch.testing.assert_close(regrets.mean(0), torch.full((ROUNDS,), 100.0, dtype=torch.double), rtol=1e-3, atol=0)
     chosen = torch.randint(arms, (ROUNDS,), generator=torch.Generator().manual_seed(1))
     assert bandit.relative_regret(chosen)[-1].item() == pytest.approx(100, abs=3)
 

@@ -45,11 +45,12 @@ def test_the_protocol_is_that_of_the_paper():
         assert (settings.cycles - settings.burn_in_cycles) == settings.num_samples == settings.ensemble_size
         assert budget * (1 - settings.burn_in) == pytest.approx(50 * per_epoch * settings.num_samples)
         for name, row in rows.items():
-            own = row.settings(replace(settings, steps=budget))
+            filled = row.settings(replace(settings, steps=budget))
             assert row.lr > 0
-            assert METHODS[row.method].weights_name(own) is None or weights.find(METHODS[row.method].weights_name(own))
+            network = METHODS[row.method].weights_name(filled)
+            assert network is None or weights.find(network)
             if name == "HMC":  # full gradients
-                assert own.trajectories(808) * (own.leapfrog_steps + 1) == pytest.approx(74_400, rel=1e-3)
+                assert filled.trajectories(808) * (filled.leapfrog_steps + 1) == pytest.approx(74_400, rel=1e-3)
     assert [PRESETS[f"explore_{part}"].options["seeds"] for part in parts] == [6, 3]
     l2e = DIGITS_ROWS["L2E, network l2e"]
     assert METHODS["L2E"].weights_name(l2e.settings(PRESETS["explore_digits"].settings)) == "l2e"

@@ -17,7 +17,7 @@ def drawn(scale, runs):
     band(ax, X, runs, {"color": "C0", "label": "SGHMC"})
     corners = ax.collections[0].get_paths()[0].vertices
     edges = [sorted(corners[corners[:, 0] == x][:, 1]) for x in X]
-    return ax.lines[0].get_ydata(), [each[0] for each in edges], [each[-1] for each in edges]
+    return ax.lines[0].get_ydata(), [edge[0] for edge in edges], [edge[-1] for edge in edges]
 
 
 def test_on_a_logarithmic_axis_means_and_bands_are_those_of_the_logarithms():

@@ -17,10 +17,10 @@ from learned_samplers.particles import IMQ, RBF
 
 def module(mlp, params, index):
     """One network of the stack as torch's own layers."""
-    layers, rest = [], params[0][index]
+    layers, flat = [], params[0][index]
     for into, out in pairwise(mlp.sizes):
-        linear = nn.Linear(into, out, dtype=rest.dtype)
-        weight, bias, rest = rest.split([out * into, out, len(rest) - out * (into + 1)])
+        linear = nn.Linear(into, out, dtype=flat.dtype)
+        weight, bias, flat = flat.split([out * into, out, len(flat) - out * (into + 1)])
         with torch.no_grad():
             linear.weight.copy_(weight.view(out, into) / (into + 1) ** 0.5)
             linear.bias.copy_(bias / (into + 1) ** 0.5)

@@ -74,8 +74,8 @@ def test_prior_of_each_split_is_its_own():
     together = prior_by_group(prior(slice(None)), inputs, outputs)
     score = torch.autograd.grad(together.sum(), outputs)[0].view(groups, count, n)
     for g in range(groups):
-        own = outputs.view(groups, count, n)[g]
-        alone = prior(g).log_density(inputs, own).sum()
+        values = outputs.view(groups, count, n)[g]
+        alone = prior(g).log_density(inputs, values).sum()
         expected = torch.autograd.grad(alone, outputs, retain_graph=True)[0].view(groups, count, n)
         torch.testing.assert_close(score[g], expected[g])
         assert not expected[g - 1].any()

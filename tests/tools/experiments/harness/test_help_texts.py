@@ -14,22 +14,22 @@ def uncommented_fields(source):
 
     A "#:" is for readers of the source, not of the command line; an ``Any`` stands for a class chosen later.
     """
-    lines, found = source.splitlines(), []
+    lines, names = source.splitlines(), []
     for node in ast.walk(ast.parse(source)):
         decorators = node.decorator_list if isinstance(node, ast.ClassDef) else ()
-        if "dataclass" not in {ast.unparse(each).split("(")[0] for each in decorators}:
+        if "dataclass" not in {ast.unparse(decorator).split("(")[0] for decorator in decorators}:
             continue
         fields = [
-            each for each in node.body if isinstance(each, ast.AnnAssign) and ast.unparse(each.annotation) != "Any"
+            item for item in node.body if isinstance(item, ast.AnnAssign) and ast.unparse(item.annotation) != "Any"
         ]
         bare = [
-            each
-            for each in fields
-            if "  # " not in lines[each.end_lineno - 1] and not lines[each.lineno - 2].strip().startswith("# ")
+            field
+            for field in fields
+            if "  # " not in lines[field.end_lineno - 1] and not lines[field.lineno - 2].strip().startswith("# ")
         ]
         if len(bare) < len(fields):
-            found += [f"{node.name}.{each.target.id}" for each in bare]
-    return found
+            names += [f"{node.name}.{field.target.id}" for field in bare]
+    return names
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

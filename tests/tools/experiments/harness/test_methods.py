@@ -64,7 +64,7 @@ def test_a_method_as_it_comes_has_one_setting_and_the_librarys_defaults(name):
     changed = {key for key in ours if key != "params" and ours[key] != theirs[key]}
     assert changed == {"prior_precision", "settling_share"}
     assert ours["temperature"] == 0.1
-    own = method.settings(settings, 50)
-    assert own.burn_in * 100 == ours["warmup_steps"]  # all that it samples is collected, and nothing before
+    filled = method.settings(settings, 50)
+    assert filled.burn_in * 100 == ours["warmup_steps"]  # all that it samples is collected, and nothing before
     with pytest.raises(ValueError, match=f"{name}.*13 gradients, got 12"):
         method.settings(replace(settings, steps=12), 50)

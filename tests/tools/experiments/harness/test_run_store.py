@@ -108,10 +108,10 @@ def test_no_flipped_byte_and_no_cut_end_makes_another_result(tmp_path):
     for data in [*damaged, *(good[:i] for i in range(len(good)))]:
         path.write_bytes(data)
         try:
-            found = store.record("one")["result"]
+            outcome = store.record("one")["result"]
         except ValueError as error:
-            found, refused = right if str(path) in str(error) else str(error), refused + 1
-        assert found == right  # a flip in white space changes nothing, nor one that keeps the number
+            outcome, refused = right if str(path) in str(error) else str(error), refused + 1
+        assert outcome == right  # a flip in white space changes nothing, nor one that keeps the number
     assert refused > 0.8 * len(good)
     path.write_bytes(good)
     assert store.read("one", {"lr": 0.1}) == right
@@ -167,8 +167,8 @@ with explained(Path(sys.argv[1]) if sys.argv[3] == "tool" else None):
 
 def writer(folder, seconds, how):
     command = [sys.executable, "-c", WRITER, str(folder), str(seconds), how]
-    found = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # the packages that pytest has found
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=found)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # the packages that pytest has found
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 @pytest.mark.parametrize("how", ["store", "tool"])

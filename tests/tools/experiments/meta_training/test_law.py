@@ -17,14 +17,14 @@ from tests.learned_samplers.learned.flat_keywords import L2E, PrecondL2E
 
 
 def test_the_cards_measurements_of_an_untrained_sampler_are_sghmcs():
-    found = l2e_law(lambda p: L2E(p, 0.1, 100, network=None), coordinates=1000, stiffness=(0.2,))
-    assert json.loads(json.dumps(found)) == found
-    assert found["verdict"] in ("exact", "no bias seen", "O(h)")
-    assert abs(found["bias"][0]) < 0.1
-    assert found["kinetic_temperature"][0] == pytest.approx(4 / (4 - 0.2 - 0.2), rel=0.05)
-    assert found["assumption_violation"] == 0
-    assert found["terms"]["alpha"] == 0
-    assert found["terms"]["noise"] == pytest.approx(math.sqrt(0.2))
+    measured = l2e_law(lambda p: L2E(p, 0.1, 100, network=None), coordinates=1000, stiffness=(0.2,))
+    assert json.loads(json.dumps(measured)) == measured
+    assert measured["verdict"] in ("exact", "no bias seen", "O(h)")
+    assert abs(measured["bias"][0]) < 0.1
+    assert measured["kinetic_temperature"][0] == pytest.approx(4 / (4 - 0.2 - 0.2), rel=0.05)
+    assert measured["assumption_violation"] == 0
+    assert measured["terms"]["alpha"] == 0
+    assert measured["terms"]["noise"] == pytest.approx(math.sqrt(0.2))
 
 
 def test_a_linear_step_has_no_error_at_the_smaller_rate():
@@ -34,10 +34,10 @@ def test_a_linear_step_has_no_error_at_the_smaller_rate():
         def fingerprint(self):
             return {}
 
-    found = gaussian_law(lambda p: Linear(p, 0.1, 100), coordinates=500)
-    assert found["error"][0] > 0
-    assert found["error"][1] == 0
-    json.dumps(found, allow_nan=False)
+    measured = gaussian_law(lambda p: Linear(p, 0.1, 100), coordinates=500)
+    assert measured["error"][0] > 0
+    assert measured["error"][1] == 0
+    json.dumps(measured, allow_nan=False)
 
 
 def test_each_bias_of_a_card_has_the_error_of_its_own_run(monkeypatch):
@@ -47,19 +47,19 @@ def test_each_bias_of_a_card_has_the_error_of_its_own_run(monkeypatch):
         results=[SimpleNamespace(**result)], verdict="biased", passed=False, reason="", lr=0.1, refinement=4.0
     )
     monkeypatch.setattr("experiments.meta_training.law.check_sampler", lambda *_, **__: report)
-    found = gaussian_law(lambda p: PrecondL2E(p, 0.1, 100), stiffness=(0.2,))
-    assert found["largest_bias"] == [0.1, 0.3]
-    assert found["error"] == [0.01, 0.04]
+    measured = gaussian_law(lambda p: PrecondL2E(p, 0.1, 100), stiffness=(0.2,))
+    assert measured["largest_bias"] == [0.1, 0.3]
+    assert measured["error"] == [0.01, 0.04]
 
 
 def test_the_cards_measurements_of_a_random_network_show_its_bias():
     """The residual form with a random network does not leave the posterior: the badge is heuristic for a reason."""
     module = build_network("paper", zero_last=False, generator=torch.Generator().manual_seed(1))
     before = torch.get_rng_state()
-    found = l2e_law(lambda p: L2E(p, 0.1, 100, network=module), coordinates=500, stiffness=(0.2,))
+    measured = l2e_law(lambda p: L2E(p, 0.1, 100, network=module), coordinates=500, stiffness=(0.2,))
     assert torch.equal(before, torch.get_rng_state())
-    assert found["verdict"] in ("biased", "unstable")
-    assert found["assumption_violation"] > 0.5
+    assert measured["verdict"] in ("biased", "unstable")
+    assert measured["assumption_violation"] > 0.5
     assert L2E([torch.zeros(1, requires_grad=True)], 0.1, 100, network=module).badge == "heuristic"
 
 
@@ -70,9 +70,9 @@ def test_the_law_of_a_sampler_that_sees_matrices():
             module[0].weight[1, FEATURE_SETS["matrix"].names.index(feature)] = -1.0
         return L2E(p, 0.1, 100, network=module, feature_set="matrix", beta_scale=1.0)
 
-    found = l2e_law(make, coordinates=500, stiffness=(0.2,), seed=1)
-    assert found["terms"]["learned_velocity"] > 0
+    measured = l2e_law(make, coordinates=500, stiffness=(0.2,), seed=1)
+    assert measured["terms"]["learned_velocity"] > 0
     # On a vector both would be the momentum over its root mean square, and two different laws would be told the same.
-    assert found["shape"] == [22, 23]
-    other = l2e_law(lambda p: make(p, "average_0.9"), coordinates=500, stiffness=(0.2,), seed=1)
-    assert found["bias"] != pytest.approx(other["bias"], rel=0.05)
+    assert measured["shape"] == [22, 23]
+    without_matrices = l2e_law(lambda p: make(p, "average_0.9"), coordinates=500, stiffness=(0.2,), seed=1)
+    assert measured["bias"] != pytest.approx(without_matrices["bias"], rel=0.05)

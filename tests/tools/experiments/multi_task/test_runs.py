@@ -39,10 +39,10 @@ def test_lenet_is_the_plain_one(side):
     ours = network.latents(x)
     slopes = torch.autograd.grad(ours.square().sum(), list(network.trunk.values()), retain_graph=True)
     for m in range(3):
-        own = {name: p[m].detach().requires_grad_() for name, p in network.trunk.items()}
-        plain = functional_call(module, own, (x,))
+        weights = {name: p[m].detach().requires_grad_() for name, p in network.trunk.items()}
+        plain = functional_call(module, weights, (x,))
         torch.testing.assert_close(ours[m], plain)
-        for mine, theirs in zip(slopes, torch.autograd.grad(plain.square().sum(), list(own.values())), strict=True):
+        for mine, theirs in zip(slopes, torch.autograd.grad(plain.square().sum(), list(weights.values())), strict=True):
             torch.testing.assert_close(mine[m], theirs, rtol=1e-4, atol=1e-4)
     assert [tuple(z.shape) for z in network.outputs(ours)] == [(3, 6, 10)] * 2
     head = network.heads[1]
@@ -104,10 +104,10 @@ def test_schedule():
 
 def one(method="SVGD", lr=0.1, epochs=2, seed=0, batches=None, **settings):
     """Numbers of the training and the test scores of its best particles."""
-    own = Settings(**{"particles": 2, "batch_size": 20, "epochs": epochs, **settings})
+    options = Settings(**{"particles": 2, "batch_size": 20, "epochs": epochs, **settings})
     batches = batches or data()
-    network = make_network(own, method, batches, seed)
-    numbers, best = train(network, own, method, lr, "posterior", batches, seed)
+    network = make_network(options, method, batches, seed)
+    numbers, best = train(network, options, method, lr, "posterior", batches, seed)
     network.load_state(best)
     del numbers["seconds"]
     return numbers | scores_of(network, batches)
@@ -128,7 +128,7 @@ def test_a_run_learns_and_its_best_epoch_is_scored():
 def test_the_best_epoch_counts_not_the_last():
     """A rate that ruins the particles after they had learnt: what is scored is what was best."""
     validation, plain = data(40, seed=1), data()
-    parts = {f"{split}_{kind}": getattr(validation, f"{split}_{kind}") for split in ("val", "test") for kind in "xy"}
+    parts = {f"{split}_{array}": getattr(validation, f"{split}_{array}") for split in ("val", "test") for array in "xy"}
     mixed = MultiTaskData(
         "multi_mnist", plain.tasks, 10, train_x=plain.train_x, train_y=plain.train_y.roll(1, 0), **parts
     )

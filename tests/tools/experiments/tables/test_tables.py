@@ -36,9 +36,9 @@ def test_scores_are_those_of_the_mixture():
     means, spreads = (torch.randn(7, 40, generator=stream).double() for _ in range(2))
     spreads, aims = spreads.exp(), torch.randn(40, generator=stream).double()
     mixture = MixtureSameFamily(Categorical(torch.ones(40, 7)), Normal(means.T, spreads.T))
-    found = methods.mixture(means.numpy(), spreads.numpy())
-    np.testing.assert_allclose(found.log_density(aims.numpy()), mixture.log_prob(aims), atol=1e-6)
-    for bound, share in zip(found.interval(), (0.05, 0.95), strict=True):
+    components = methods.mixture(means.numpy(), spreads.numpy())
+    np.testing.assert_allclose(components.log_density(aims.numpy()), mixture.log_prob(aims), atol=1e-6)
+    for bound, share in zip(components.interval(), (0.05, 0.95), strict=True):
         np.testing.assert_allclose(mixture.cdf(torch.from_numpy(bound)), share, atol=1e-6)
 
 
@@ -68,8 +68,8 @@ def test_splits_do_not_meet_and_a_gap_is_the_middle_third_of_a_feature():
     gap, column = table.split("gap0")["gap"], x[:, 1]
     assert len(gap) == 30
     assert (column < column[gap].min()).sum() == (column > column[gap].max()).sum() == 30
-    known = Table("yacht", x, y, np.array([[3, 5], [7, 8]]))
-    assert known.split("1")["test"].tolist() == [7, 8]
+    with_splits = Table("yacht", x, y, np.array([[3, 5], [7, 8]]))
+    assert with_splits.split("1")["test"].tolist() == [7, 8]
     balanced = load("iris", None, "").split("0")["test"]
     assert len(balanced) == 30
     assert np.bincount(load("iris", None, "").y[balanced]).tolist() == [10, 10, 10]
@@ -80,16 +80,16 @@ def test_splits_do_not_meet_and_a_gap_is_the_middle_third_of_a_feature():
 def test_every_method_knows_more_than_the_targets_alone(method, classes, monkeypatch):
     short = {"warmup_steps": 400, "tuning_steps": 150, "n_steps": 200}
     for name in ("BayesianMLPRegressor", "BayesianMLPClassifier"):
-        whole = getattr(comparison, name)
-        monkeypatch.setattr(f"learned_samplers.estimators.{name}", lambda whole=whole, **own: whole(**short, **own))
+        cls = getattr(comparison, name)
+        monkeypatch.setattr(f"learned_samplers.estimators.{name}", lambda cls=cls, **options: cls(**short, **options))
     train = sampling.warm_up
     monkeypatch.setattr(sampling, "warm_up", lambda *a, steps, **own: train(*a, steps=min(steps, 400), **own))
     rows = parts(classes)
-    found = methods.measure(method, 0, rows)
-    scores = found["parts"]["test"]
+    result = methods.measure(method, 0, rows)
+    scores = result["parts"]["test"]
     assert scores["lpd"] > plain(rows, "test") + 0.3
-    assert found["seconds"] > 0
-    assert found["megabytes"] > 10
+    assert result["seconds"] > 0
+    assert result["megabytes"] > 10
     if classes:
         assert scores["accuracy"] > 0.8
     else:
@@ -178,8 +178,8 @@ def test_the_command_goes_on_counts_what_failed_and_answers(tmp_path, monkeypatc
 
 def test_a_run_is_a_process_of_its_own_and_one_that_fails_says_why(tmp_path):
     options = TablesOptions(out=tmp_path, sets=("yacht",))
-    found = comparison.run(options, "gp", "0", parts())
-    assert found["parts"]["test"]["lpd"] > plain(parts(), "test")
+    result = comparison.run(options, "gp", "0", parts())
+    assert result["parts"]["test"]["lpd"] > plain(parts(), "test")
     broken = parts() | {"x_train": np.full((90, 2), np.nan)}
     assert "NaN" in comparison.run(options, "gp", "0", broken)["failed"]
     bare = tmp_path / "python"  # one without the package

@@ -25,7 +25,7 @@ def test_a_run_that_was_broken_off_ends_as_one_that_was_not(name, tmp_path, monk
     settings = replace(SETTINGS, augment=name != "HMC", steps=240 if name == "HMC" else 60)
     data = settings.load_data(None)
     rate = METHODS[name].rate(settings, data.num_data)
-    whole = Runs(data, {}, RunStore(tmp_path / "whole")).run(settings, name, rate, 1)
+    reference = Runs(data, {}, RunStore(tmp_path / "whole")).run(settings, name, rate, 1)
     resume, stops = Resume(tmp_path / "state", minutes=0.0), iter(range(10**6))
     keep = Checkpoint.keep
 
@@ -42,7 +42,7 @@ def test_a_run_that_was_broken_off_ends_as_one_that_was_not(name, tmp_path, monk
     resumed = Runs(data, {}, RunStore(tmp_path / "broken"), resume).run(settings, name, rate, 1)
     assert not list((tmp_path / "state").iterdir())
     for field in ("scores", "curves", "gradient_evaluations", "mean_temperatures", "acceptance_rate", "diverged"):
-        assert getattr(resumed, field) == getattr(whole, field), field
+        assert getattr(resumed, field) == getattr(reference, field), field
     assert resumed.seconds > 0
 
 

@@ -31,18 +31,18 @@ ENDS = {**BURN_INS, "final_lr": (1.0, 0.2)}
 @pytest.mark.parametrize("more", [{}, ENDS], ids=["", "ends"])
 def test_every_method_tries_equally_many_settings_in_a_balanced_choice(method, tries, more):
     alternatives = ALTERNATIVES | more
-    found = candidates(METHODS[method], tries, 6, alternatives)
-    assert len(found) == len(set(found)) == tries
-    rates = Counter(setting.lr for setting in found)
+    tried = candidates(METHODS[method], tries, 6, alternatives)
+    assert len(tried) == len(set(tried)) == tries
+    rates = Counter(setting.lr for setting in tried)
     assert max(rates.values()) - min(rates.values()) <= 1
     assert len(rates) >= min(6, tries)
-    others = Counter(setting.also for setting in found)
+    others = Counter(setting.also for setting in tried)
     possible = math.prod(len(alternatives[name]) for name in METHODS[method].tunes if name in alternatives)
     assert len(others) == min(tries, possible)
     assert max(others.values()) - min(others.values()) <= 1
-    own = METHODS[method].lr
-    assert min(rates) <= own * 1.5
-    assert max(rates) * 1.5 >= own
+    default = METHODS[method].lr
+    assert min(rates) <= default * 1.5
+    assert max(rates) * 1.5 >= default
 
 
 def test_the_settings_that_are_tried():
@@ -123,9 +123,9 @@ def test_a_network_that_sees_how_much_of_its_run_is_over_is_told_its_length(tmp_
 
 @pytest.mark.parametrize("num_data", [100, 9_999, 10_000, 50_000])
 def test_comparisons_run_the_default_weights(num_data):
-    own = L2E(groups(), num_data=num_data)
-    assert METHODS["L2E"].weights_name(Settings()) == own.card["name"]
-    assert METHODS["L2E"].rate(Settings()) == own.card["defaults"]["lr"]
+    sampler = L2E(groups(), num_data=num_data)
+    assert METHODS["L2E"].weights_name(Settings()) == sampler.card["name"]
+    assert METHODS["L2E"].rate(Settings()) == sampler.card["defaults"]["lr"]
 
 
 def test_the_mass_is_adapted_in_the_first_half_of_burn_in():

@@ -40,7 +40,7 @@ class Tiny:
 @pytest.fixture(scope="module")
 def tiny(learned_weights):
     networks = tuple(f"{method}={file}" for method, file in learned_weights.items())
-    own = dict(
+    options = dict(
         epochs=12,
         limit=320,
         channels=2,
@@ -51,7 +51,7 @@ def tiny(learned_weights):
         ensemble_size=3,
         ood=("photos",),
     )
-    settings = Settings(**own, networks=networks)
+    settings = Settings(**options, networks=networks)
     data = settings.load_data(None)
     return Tiny(settings, data, settings.load_ood(None, data))
 
@@ -95,19 +95,19 @@ def test_a_finished_run_is_read_back_and_one_of_other_settings_is_kept(tmp_path,
     assert fresh.scores == first.scores, "the same seed gives the same run"
     with pytest.raises(ValueError, match=r"temperature 0\.1 there, 0\.5 here"):
         tiny.at(tmp_path).run(replace(settings, temperature=0.5), "SGLD", 0.1, 0)
-    other = tiny.at(tmp_path, fresh=True).run(replace(settings, temperature=0.5), "SGLD", 0.1, 0)
-    assert other.settings["temperature"] == 0.5
-    assert other.scores != first.scores
+    colder = tiny.at(tmp_path, fresh=True).run(replace(settings, temperature=0.5), "SGLD", 0.1, 0)
+    assert colder.settings["temperature"] == 0.5
+    assert colder.scores != first.scores
     assert tiny.at(tmp_path).run(settings, "SGLD", 0.1, 1).scores != first.scores, "the seed has no effect"
 
 
 def test_other_weights_are_another_run_and_leave_the_baselines_alone(tmp_path, tiny):
-    runs, other = tiny.at(tmp_path), replace(tiny.settings, networks=())
-    first, second = (runs.run(each, "L2E", 0.05, 0) for each in (tiny.settings, other))
+    runs, untrained = tiny.at(tmp_path), replace(tiny.settings, networks=())
+    first, second = (runs.run(settings, "L2E", 0.05, 0) for settings in (tiny.settings, untrained))
     assert first.name != second.name
     assert first.scores != second.scores
     baseline = runs.run(tiny.settings, "SGHMC", 0.05, 0)
-    assert runs.run(other, "SGHMC", 0.05, 0) == baseline
+    assert runs.run(untrained, "SGHMC", 0.05, 0) == baseline
     assert "weights" not in baseline.settings
 
 
@@ -152,9 +152,9 @@ def test_all_methods_see_the_same_minibatches_from_the_same_weights(tmp_path, ti
     for name in ("SGHMC", "L2E", "AdamEMA", "SWAG", "IVON", "DeepEnsemble", "SGD"):
         tiny.at(tmp_path).run(tiny.settings, name, 0.01, 3)
     first = seen["SGHMC"]
-    for other in seen.values():
-        assert all(torch.equal(a, b) for a, b in zip(first[0], other[0], strict=True))
-        assert all(torch.equal(a, b) for a, b in zip(first[1:], other[1:], strict=True))
+    for batches in seen.values():
+        assert all(torch.equal(a, b) for a, b in zip(first[0], batches[0], strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(first[1:], batches[1:], strict=True))
     name = "SGLD"
     tiny.at(tmp_path).run(tiny.settings, name, 0.01, 4)
     assert not torch.equal(seen["SGLD"][1], first[1]), "another seed has another order"
@@ -254,12 +254,12 @@ def test_a_constant_chain_keeps_exactly_the_samples_asked_for(steps, burn_in, nu
 def test_every_cycle_gives_its_share_of_the_samples(steps, ratio, num_samples, cycles, without):
     assume(steps >= cycles > without)
     settings = Settings(exploration_ratio=ratio, num_samples=num_samples, cycles=cycles, burn_in_cycles=without)
-    length, each = steps // cycles, max(1, num_samples // (cycles - without))
+    length, per_cycle = steps // cycles, max(1, num_samples // (cycles - without))
     phase = sum(cyclical_phase(step, length, ratio)[1] for step in range(1, length + 1))
-    if phase < each:
+    if phase < per_cycle:
         with pytest.raises(ValueError, match="num_samples"):
             collection(METHODS["CyclicalSGMCMC"], settings, steps)
         return
     kept = collection(METHODS["CyclicalSGMCMC"], settings, steps)
     assert kept["burn_in"] == without * length
-    assert each <= phase // kept["thinning"] < 2 * each + 1
+    assert per_cycle <= phase // kept["thinning"] < 2 * per_cycle + 1
