@@ -167,7 +167,7 @@ def reloaded(model: nn.Module, sampler: torch.optim.Optimizer, twin: nn.Module, 
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two saved states are equal in all that they hold."""
+    """Return whether two saved states are equal in all that they hold."""
     if isinstance(one, Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):

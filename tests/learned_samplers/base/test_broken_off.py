@@ -59,7 +59,7 @@ def _chain(name, setting):
 
 
 def _whole(sampler):
-    """Whether the sampler is not marked; one that is refuses, and says what to do."""
+    """Return whether the sampler is not marked; one that is refuses, and says what to do."""
     if not sampler.broken_off:
         return True
     for use in (sampler.state_dict, sampler.step):
