@@ -1,4 +1,4 @@
-"""What the tests of the samplers share: the samplers, closed forms, and small problems to run them on."""
+"""Shared parts of the samplers' tests: the samplers, closed forms, and small problems to run them on."""
 
 import copy
 import io

@@ -1,4 +1,4 @@
-"""What of the package one call passes: how deep somebody has to read who wants to know what it does."""
+"""Files and functions that one call passes: how deep somebody reads who wants to know what it does."""
 
 import sys
 from collections.abc import Callable

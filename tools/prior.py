@@ -1,4 +1,4 @@
-"""What the data say of prior and temperature: three experiments and a figure.
+"""Evidence of the data about prior and temperature: three experiments and a figure.
 
     python tools/prior.py headroom      # priors by layer on small tables: what could be gained (two hours of a core)
     python tools/prior.py suggestions   # a path of one chain against a grid of runs, six tasks (an hour of a core)

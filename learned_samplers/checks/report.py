@@ -112,7 +112,8 @@ def judge(
         resolution = resolved
         finer = max(tolerance, *(_ERRORS * r.refined_error / r.target_variance for r in results))
     coarse, fine = max(abs(r.bias) for r in results), max(abs(r.refined_bias) for r in results)
-    unseen = [x for x, biases in ((resolution, max(coarse, fine)), (finer, fine)) if biases <= x > _COARSE * tolerance]
+    limits = (resolution, max(coarse, fine)), (finer, fine)
+    unseen = [x for x, bias in limits if x > _COARSE * tolerance and x >= bias]
     if unseen:  # a bias that a chain as noisy as this cannot see need not be there, nor vanish with lr
         biases = f"found biases of {coarse:.0%} at lr and {fine:.0%} at lr/{refine:g}"
         return "unresolved", False, f"the simulation resolves {unseen[0]:.0%} only, and {biases}: give more steps="

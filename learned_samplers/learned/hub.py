@@ -94,11 +94,11 @@ class Weights(ModelHubMixin):
 
 
 def _is_repository(name: str | os.PathLike[str]) -> bool:
-    """Whether a name is ``owner/name``, and no path of a weight file or of something that is here."""
+    """Return whether a name is ``owner/name``, and no path of a weight file or of something that is here."""
     if not isinstance(name, str) or name.endswith(".safetensors") or os.path.exists(name):
         return False
-    owner, _, rest = name.partition("/")
-    return bool(owner.strip(".") and rest) and "/" not in rest
+    owner, _, repository = name.partition("/")
+    return bool(owner.strip(".") and repository) and "/" not in repository
 
 
 def model_card(card: dict[str, Any]) -> str:

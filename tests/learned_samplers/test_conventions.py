@@ -44,7 +44,7 @@ def _chain(make, start, gradient, n, steps=5):
 
 
 def _gradient(x):
-    """Of the log-likelihood's negative, summed over the data."""
+    """Gradient of the negative log-likelihood, summed over the data."""
     return 30.0 * torch.sin(x) + 7.0 * x
 
 

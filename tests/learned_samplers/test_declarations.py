@@ -81,7 +81,7 @@ def refuses(key, value, call):
 
 
 def parameter():
-    """Of three particles, where it is theirs."""
+    """Parameter of three numbers, or particles where the sampler has them."""
     return torch.zeros(3, requires_grad=True)
 
 

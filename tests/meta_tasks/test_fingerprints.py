@@ -1,4 +1,4 @@
-"""What tells that results were made of other data, or by other code."""
+"""Fingerprints tell that results were made of other data, or by other code."""
 
 import torch
 

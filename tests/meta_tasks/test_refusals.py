@@ -1,4 +1,4 @@
-"""What the rooms of meta-training refuse: an error of its class that names the argument, before anything is done."""
+"""Refusals of the rooms of meta-training: an error of its class that names the argument, before anything is done."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What the tools' tests share."""
+"""Shared parts of the tools' tests."""
 
 import pytest
 import torch

@@ -214,7 +214,8 @@ def test_what_is_asked_for_later_is_measured_of_the_runs_that_are_there_and_of_a
         return read(tmp_path / numbers(tmp_path)["20"]["SGHMC"]["runs"][0]["file"])
 
     result = measured("--seeds", "1")
-    assert result.corruptions is result.converged is None
+    assert result.corruptions is None
+    assert result.converged is None
     for count in (9, 7):
         again = measured("--seeds", "1", "--corruptions", str(count), "--convergence")
         assert (again.seconds, again.corruptions["images"]) == (result.seconds, count)

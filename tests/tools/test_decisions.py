@@ -87,17 +87,17 @@ def test_scores_of_a_selection():
     """The surest tenth of 4,000 rows is right, all others are wrong; the halves are alike."""
     sure = torch.arange(4000) % 10 == 0
     probs = torch.where(sure[:, None], torch.tensor([0.9, 0.1]), torch.tensor([0.6, 0.4]))
-    found = selection.scores(probs, (~sure).long())
-    assert found["error"] == pytest.approx(0.9)
-    assert (found["kept"], found["wrong"]) == (pytest.approx(0.1), 0.0)
-    assert len(found["risks"]) == 40
-    assert found["risks"][3] == 0.0
-    assert found["risks"][-1] == pytest.approx(0.9)
+    selected = selection.scores(probs, (~sure).long())
+    assert selected["error"] == pytest.approx(0.9)
+    assert (selected["kept"], selected["wrong"]) == (pytest.approx(0.1), 0.0)
+    assert len(selected["risks"]) == 40
+    assert selected["risks"][3] == 0.0
+    assert selected["risks"][-1] == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize("method", labelling.METHODS)
 def test_what_is_chosen(method):
-    """Of six rows the samples disagree about the first two, and all are unsure about the third."""
+    """The samples disagree about the first two of six rows, and all are unsure about the third."""
     sure, unsure = torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5])
     one = torch.stack([sure, sure, unsure, sure, sure, sure])
     second = one.clone()

@@ -65,7 +65,7 @@ PARSERS = {
 
 
 def parsed(command: str) -> object:
-    """What the tool's parser makes of a command, which does not run; SystemExit or ValueError for a mistake."""
+    """Return what the tool's parser makes of a command, which does not run; SystemExit or ValueError for a mistake."""
     python, script, *arguments = shlex.split(command)
     assert python == "python"
     assert (ROOT / script).is_file()

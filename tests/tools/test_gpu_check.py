@@ -1,4 +1,4 @@
-"""What is to be run first on a GPU, on a CPU and small: it writes its page, and finds a fault that was put in."""
+"""The check to run first on a GPU, here on a CPU and small: it writes its page, and finds a fault that was put in."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_settings_and_start_stand_in_the_card_and_in_the_sampler(tmp_path):
 
 
 def test_the_card_has_the_command_that_gives_its_weights_again(tmp_path, monkeypatch):
-    """Of a run that the clock ended, in two parts; what repeats it knows nothing of the clock."""
+    """Command of a run that the clock ended, in two parts; what repeats it knows nothing of the clock."""
     arguments = ["--folder", str(tmp_path / "first"), *TINY, "--minutes=0.005", "--iterations", "1000000"]
     monkeypatch.setattr(sys, "argv", ["tools/meta_train.py", *arguments])
     for _ in range(2):

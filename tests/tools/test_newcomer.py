@@ -34,7 +34,7 @@ def test_an_unknown_table_is_refused(capsys):
 
 
 def test_the_recommended_class_predicts_as_well_as_the_sgd_it_replaces():
-    """That of README for good predictions, on every table, by the means of two seeds: no worse than seeds make it."""
+    """README's row for good predictions, on every table, by the means of two seeds: no worse than seeds make it."""
     recommended = "AdaptedSGHMC(warmup=L2E), λ = 1, T = 0.1"
     for table in newcomer.TABLES:
         ours, theirs = (

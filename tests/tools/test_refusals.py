@@ -1,4 +1,4 @@
-"""What the tools refuse before anything runs, by the name of the argument that the message must contain."""
+"""Refusals of the tools before anything runs, by the name of the argument that the message must contain."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tests.harness import closure_for, small_data, small_network
 
 
 class LastLayer:
-    """What the adapter needs of a fitted approximation: its mean and its draws."""
+    """Part of a fitted approximation that the adapter needs: its mean and its draws."""
 
     def __init__(self, model, last):
         self.mean = torch.cat([p.detach().flatten() for p in list(model.parameters())[-last:]])

@@ -1,4 +1,4 @@
-"""What the approximations refuse: an error of its class that names what is wrong, and nothing has changed."""
+"""Refusals of the approximations: an error of its class that names what is wrong, and nothing has changed."""
 
 import copy
 import io

@@ -88,7 +88,7 @@ def test_burn_in_and_thinning_choose_the_states():
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_resumed_swag_goes_on_with_its_draws(own):
-    """Those of a generator of its own as well, which is not begun anew."""
+    """A generator of its own goes on too, and is not begun anew."""
 
     def generator():
         return torch.Generator().manual_seed(3) if own else None
@@ -109,7 +109,7 @@ def test_a_resumed_swag_goes_on_with_its_draws(own):
 
 @pytest.mark.parametrize(("backend", "sampler"), [("eager", True), ("aot_eager", False)])
 def test_a_compiled_step_is_collected_from(backend, sampler):
-    """That of torch's optimizers breaks its graph by itself."""
+    """A step of torch's optimizers breaks its graph by itself."""
 
     def fitted(compile_step):
         torch.compiler.reset()

@@ -69,7 +69,7 @@ def _whole(sampler):
 
 
 def _inject(sampler, weights, step, stride, *, first=1):
-    """How many places were tried, and after how many of them the chain was marked."""
+    """Return how many places were tried, and after how many of them the chain was marked."""
     saved, start = copy.deepcopy(sampler.state_dict()), weights().clone()
     tried = marked = 0
     number = first
@@ -116,7 +116,7 @@ def test_a_step_in_which_one_operation_fails(setting, name, steps):
     for _ in range(steps):
         sampler.step(closure)
     tried, marked = _inject(sampler, lambda: flat(model), lambda: sampler.step(closure), 11, first=1 + steps)
-    assert 3 < tried > marked
+    assert tried > max(3, marked)
 
 
 @pytest.mark.parametrize("base", [None, torch.optim.Adam])
@@ -126,7 +126,7 @@ def test_a_step_of_particles_in_which_one_operation_fails(name, base):
     x = parameter(4, 2)
     sampler = PARTICLES[name]([x], 0.1, base_optimizer=base)
     tried, marked = _inject(sampler, lambda: x.detach().view(-1), lambda: sampler.step(lambda: energies(name, x)), 5)
-    assert 3 < tried > marked
+    assert tried > max(3, marked)
 
 
 @pytest.mark.usefixtures("versions_are_raised")

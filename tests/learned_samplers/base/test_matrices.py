@@ -240,7 +240,7 @@ def odd(step):
 
 
 def chain(steps=40, has_gradient=odd, *, resumed=None, fails=None, late=0):
-    """Of two matrices in two groups, the second with gradients in some steps only; in step ``resumed`` a copy of it
+    """Chain of two matrices in two groups, the second with gradients in some steps only; in step ``resumed`` a copy
     goes on."""
     params, groups = two(), 1 if late else 2
     sampler = make([{"params": [p]} for p in params[:groups]])

@@ -16,7 +16,7 @@ REFUSING |= {"MCLMC", "MCLMC-noise"}
 
 
 def variance(cls, steps=3000, dtype=torch.bfloat16, **settings):
-    """Of a chain on a Gaussian of variance 1, in units of it: k = N = 1, so that the gradient is θ."""
+    """Variance of a chain on a Gaussian, in units of the Gaussian's: k = N = 1, so that the gradient is θ."""
     torch.manual_seed(0)
     p = torch.randn(400).to(dtype).requires_grad_()
     sampler, total = cls([p], 1e-3, 1.0, **settings), 0.0

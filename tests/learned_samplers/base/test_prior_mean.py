@@ -52,7 +52,7 @@ def test_cold_the_chain_ends_between_data_and_prior(cls):
 
 
 def test_the_configurational_temperature_knows_the_mean():
-    """Of exact draws: ½λ(θ − μ)² alone, at T = 1."""
+    """The draws are exact, of ½λ(θ − μ)² alone at T = 1."""
     theta = (2.0 + torch.randn(20_000) / 50**0.5).requires_grad_()
     sampler = SGHMC([theta], 0.1, N, prior_precision=50.0, prior_mean=[torch.full((20_000,), 2.0)])
     theta.grad = torch.zeros_like(theta)

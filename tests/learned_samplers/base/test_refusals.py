@@ -1,4 +1,4 @@
-"""What every sampler refuses, in tables: the error names the argument, and nothing has changed."""
+"""Refusals of every sampler, in tables: the error names the argument, and nothing has changed."""
 
 import copy
 import math

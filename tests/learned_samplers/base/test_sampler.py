@@ -1,4 +1,4 @@
-"""What every sampler promises as a torch optimizer."""
+"""Promises of every sampler as a torch optimizer."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""How much of the package a step passes, and which guards stand around it: what does not apply is not called."""
+"""Files and functions that a step passes, and the guards around it: what does not apply is not called."""
 
 import pytest
 import torch

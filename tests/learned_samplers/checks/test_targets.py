@@ -97,7 +97,7 @@ def test_starts_that_are_no_draws():
 
 
 def test_errors_cover_the_truth():
-    """Of 40 runs the mean is off by more than two standard errors in a few."""
+    """The mean is off by more than two standard errors in a few of 40 runs."""
     off = []
     for seed in range(40):
         averages = run(autoregressive(), NORMAL, 0.2, 60, 400, seed)

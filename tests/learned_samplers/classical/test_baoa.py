@@ -13,7 +13,7 @@ N = 100
 
 
 def baoa(decay, lr=0.1, **settings):
-    """What makes a chain with this momentum decay."""
+    """Maker of a chain with this momentum decay."""
     return lambda p: BAOA(p, lr, N, momentum_decay=decay, **settings)
 
 

@@ -1,4 +1,4 @@
-"""What the hand-designed samplers refuse: an error of its class that names the argument, and nothing has changed."""
+"""Refusals of the hand-designed samplers: an error of its class that names the argument, and nothing has changed."""
 
 import copy
 from functools import partial
@@ -137,7 +137,7 @@ def test_schedules():
 
 
 def test_half_precision_beside_a_probe():
-    """Of one group it is a probe of all."""
+    """A probe in one group is a probe of all."""
     half, single, probe = torch.ones(3, dtype=torch.bfloat16), torch.ones(3), {"correction": "probe"}
     with pytest.raises(ValueError, match="bfloat16"):
         PSGLD([{"params": [half.requires_grad_()], **probe}], 0.01, 100)

@@ -92,7 +92,7 @@ def test_network_loss_along_a_line(kind):
 def test_a_large_loss_is_not_cut_where_the_probability_is_zero():
     samples = collection(ensemble(lambda: nn.Linear(4, 2), 1))
     weights = {"weight": torch.zeros(2, 4), "bias": torch.tensor([0.0, 1000.0])}
-    assert diagnostics.network_loss(samples, X, 0 * LABELS)(weights) == 1000
+    assert diagnostics.network_loss(samples, X, torch.zeros_like(LABELS))(weights) == 1000
 
 
 def test_buffers_of_each_samples_own_are_refused():

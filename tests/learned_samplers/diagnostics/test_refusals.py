@@ -1,4 +1,4 @@
-"""What diagnostics and plots refuse: an error of its class that names the argument."""
+"""Refusals of diagnostics and plots: an error of its class that names the argument."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What the estimators refuse: an error of its class that names the argument or the column."""
+"""Refusals of the estimators: an error of its class that names the argument or the column."""
 
 import numpy as np
 import pandas as pd

@@ -23,7 +23,7 @@ def unfreeze(model, sampler):
 
 
 def lightning(state=None, **options):
-    """What ``Trainer.fit`` calls, once the checkpoint's state is restored."""
+    """Calls of ``Trainer.fit``, once the checkpoint's state is restored."""
     collect = imported("lightning", "lightning.pytorch", Callback=Base)(**options)
     model, sampler = model_and_sampler()
     if state is not None:

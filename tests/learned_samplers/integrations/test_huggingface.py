@@ -99,7 +99,8 @@ def test_checkpoints_are_told_apart_by_what_is_sampled():
         model = nn.ParameterList(torch.zeros(2) for _ in range(20)).requires_grad_(False)
         return huggingface._weights(model.append(torch.full((2,), value)))
 
-    assert digests(1.0) == digests(1.0) != digests(2.0)
+    assert digests(1.0) == digests(1.0)
+    assert digests(1.0) != digests(2.0)
 
 
 def test_samples_of_another_checkpoint_are_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""What the integrations refuse: an error of its class that names the argument."""
+"""Refusals of the integrations: an error of its class that names the argument."""
 
 from types import SimpleNamespace
 

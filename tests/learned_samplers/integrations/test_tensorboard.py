@@ -46,11 +46,11 @@ def expected(step):
 
 def test_a_cyclical_chain_shows_what_it_does_and_not_what_its_group_says(tmp_path):
     sampler = CyclicalSGMCMC(tensors(), 0.2, 100, cycle_length=6, exploration_ratio=0.5, temperature=0.3)
-    found = run(sampler, tmp_path)
+    curves = run(sampler, tmp_path)
     steps = [2, 4, 6, 8, 10, 12]
     measured = ("kinetic_temperature", "configurational_temperature")
     tags = ("learning_rate", "temperature", *measured, "sampling", "cycle")
-    assert set(found) == {f"chain/{tag}" for tag in tags} | {"gradient/norm"}
+    assert set(curves) == {f"chain/{tag}" for tag in tags} | {"gradient/norm"}
     for tag, values in (
         ("chain/learning_rate", [expected(step)[0] for step in steps]),
         ("chain/temperature", [0.3 * expected(step)[1] for step in steps]),
@@ -58,24 +58,24 @@ def test_a_cyclical_chain_shows_what_it_does_and_not_what_its_group_says(tmp_pat
         ("chain/cycle", [0, 0, 0, 1, 1, 1]),
         ("gradient/norm", [0.1 * step * math.sqrt(4) for step in steps]),
     ):
-        assert [step for step, _ in found[tag]] == steps
-        assert [value for _, value in found[tag]] == pytest.approx(values, rel=1e-5), tag
+        assert [step for step, _ in curves[tag]] == steps
+        assert [value for _, value in curves[tag]] == pytest.approx(values, rel=1e-5), tag
 
 
 def test_a_schedule_around_any_sampler(tmp_path):
     sampler = SGHMC(tensors(), 0.2, 100, temperature=0.3)
     schedule = CyclicalSchedule(sampler, 6, 0.5)
-    found = run(sampler, tmp_path, after=schedule.step)
-    assert [v for _, v in found["chain/learning_rate"]] == pytest.approx([expected(s)[0] for s in range(2, 13, 2)])
-    assert [v for _, v in found["chain/sampling"]] == [expected(s)[1] for s in range(2, 13, 2)]
+    curves = run(sampler, tmp_path, after=schedule.step)
+    assert [v for _, v in curves["chain/learning_rate"]] == pytest.approx([expected(s)[0] for s in range(2, 13, 2)])
+    assert [v for _, v in curves["chain/sampling"]] == [expected(s)[1] for s in range(2, 13, 2)]
 
 
 def test_groups_have_curves_of_their_own(tmp_path):
     first, second = tensors()
     sampler = SGLD([{"params": [first], "name": "body"}, {"params": [second], "lr": 0.5}], 0.1, 100)
-    found = run(sampler, tmp_path, steps=2)
-    assert found["chain/learning_rate/body"] == [(2, pytest.approx(0.1))]
-    assert found["chain/learning_rate/1"] == [(2, pytest.approx(0.5))]
+    curves = run(sampler, tmp_path, steps=2)
+    assert curves["chain/learning_rate/body"] == [(2, pytest.approx(0.1))]
+    assert curves["chain/learning_rate/1"] == [(2, pytest.approx(0.5))]
 
 
 def test_one_line_shows_warm_up_temperatures_samples_and_the_time_left(tmp_path):
@@ -91,7 +91,7 @@ def test_one_line_shows_warm_up_temperatures_samples_and_the_time_left(tmp_path)
         measured[step] = sampler.temperatures()[0]
         sampler.step()
     log.close()
-    found, steps = read(tmp_path), [2, 4, 6, 8, 10, 12]
+    curves, steps = read(tmp_path), [2, 4, 6, 8, 10, 12]
     for tag, values in (
         ("chain/sampling", [0, 0, 0, 1, 1, 1]),
         ("chain/warmup_left", [4, 2, 0, 0, 0, 0]),
@@ -99,9 +99,10 @@ def test_one_line_shows_warm_up_temperatures_samples_and_the_time_left(tmp_path)
         ("chain/kinetic_temperature", [measured[step]["kinetic"] for step in steps]),
         ("chain/configurational_temperature", [measured[step]["configurational"] for step in steps]),
     ):
-        assert [value for _, value in found[tag]] == pytest.approx(values, rel=1e-5), tag
-    left = [value for _, value in found["chain/seconds_left"]]
-    assert left[-1] == 0 < left[0]
+        assert [value for _, value in curves[tag]] == pytest.approx(values, rel=1e-5), tag
+    left = [value for _, value in curves["chain/seconds_left"]]
+    assert left[0] > 0
+    assert left[-1] == 0
 
 
 def test_acceptance_chains_one_after_the_other_and_loops_with_a_closure(tmp_path):
@@ -118,9 +119,9 @@ def test_acceptance_chains_one_after_the_other_and_loops_with_a_closure(tmp_path
     for _ in range(3):
         sampler.step(closure)
     log.close()
-    found = read(tmp_path / "hmc")
-    assert [value for _, value in found["chain/acceptance_rate"]] == [1, 1, 1]
-    assert "chain/configurational_temperature" not in found, "gradients before the step are of other weights"
+    curves = read(tmp_path / "hmc")
+    assert [value for _, value in curves["chain/acceptance_rate"]] == [1, 1, 1]
+    assert "chain/configurational_temperature" not in curves, "gradients before the step are of other weights"
 
     model = torch.nn.Linear(3, 2)
     restarts = Restarts(model, 2, SGHMC, total_steps=9, burn_in=2, lr=0.1, num_data=10)
@@ -130,9 +131,9 @@ def test_acceptance_chains_one_after_the_other_and_loops_with_a_closure(tmp_path
         model(torch.randn(4, 3)).square().mean().backward()
         restarts.step()
     log.close()
-    found = read(tmp_path / "restarts")
-    assert [value for _, value in found["chain/number"]] == [0, 0, 0, 0, 1, 1, 1, 1, 1]
-    assert [value for _, value in found["chain/sampling"]] == [0, 0, 1, 1, 0, 0, 0, 1, 1]
+    curves = read(tmp_path / "restarts")
+    assert [value for _, value in curves["chain/number"]] == [0, 0, 0, 0, 1, 1, 1, 1, 1]
+    assert [value for _, value in curves["chain/sampling"]] == [0, 0, 1, 1, 0, 0, 0, 1, 1]
 
 
 def test_settings_and_results_stand_in_the_runs_own_folder(tmp_path):

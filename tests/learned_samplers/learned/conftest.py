@@ -1,4 +1,4 @@
-"""What the tests of weight files share."""
+"""Shared parts of the tests of weight files."""
 
 import pytest
 

@@ -24,7 +24,7 @@ def averages_after(scales, dtype, nearest=False):
 
 
 def bias(ours, exact):
-    """Of the mean over the coordinates, in root mean squares, for each average."""
+    """Bias of the mean over the coordinates, in root mean squares, for each average."""
     return ((ours - exact) * exact.sign()).mean(1) / exact.square().mean(1).sqrt()
 
 

@@ -1,4 +1,4 @@
-"""What holds of every learned rule: untrained it is SGHMC, and members of a batch do not see each other."""
+"""Properties of every learned rule: untrained it is SGHMC, and members of a batch do not see each other."""
 
 import copy
 from functools import partial

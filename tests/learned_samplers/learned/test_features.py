@@ -26,7 +26,7 @@ AT = dict(lr=LR, num_data=NUM_DATA)
 
 
 def own_averages(averages, name):
-    """Of the running averages that "adaptive" keeps, (8, d), those of another set."""
+    """Running averages of a set, among the (8, d) that "adaptive" keeps."""
     named = FEATURE_SETS[name]
     rows = [AVERAGE_DECAYS.index(d) for d in named.average_decays]
     rows += [len(AVERAGE_DECAYS) + (0.99, 0.999).index(d) for d in named.second_moment_decays]
@@ -34,7 +34,7 @@ def own_averages(averages, name):
 
 
 def seen_by(state, name):
-    """What the features of a set are made of."""
+    """Inputs that the features of a set are made of."""
     inputs = {key: value for key, value in state.items() if key != "whitening"}
     inputs["averages"] = own_averages(state["averages"], name)
     if FEATURE_SETS[name].matrix:

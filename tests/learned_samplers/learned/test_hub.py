@@ -20,8 +20,8 @@ def same(first, second):
 
 @pytest.mark.parametrize(("sampler", "name"), SHIPPED)
 def test_a_folder_and_what_is_found_in_it_are_the_shipped_network(tmp_path, sampler, name):
-    found = sampler.from_pretrained(name)
-    found.save_pretrained(tmp_path / "folder")
+    original = sampler.from_pretrained(name)
+    original.save_pretrained(tmp_path / "folder")
     assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == [
         "README.md",
         "model.json",
@@ -29,28 +29,28 @@ def test_a_folder_and_what_is_found_in_it_are_the_shipped_network(tmp_path, samp
     ]
     expected = sampler([parameter()], num_data=10, network=name)
     again = sampler.from_pretrained(tmp_path / "folder")
-    for network in (found, again, again.path, tmp_path / "folder", str(tmp_path / "folder")):
+    for network in (original, again, again.path, tmp_path / "folder", str(tmp_path / "folder")):
         made = sampler([parameter()], num_data=10, network=network)
         assert made.fingerprint() == expected.fingerprint()
         assert made.card["sha256"] == expected.card["sha256"]
-    assert same(sampler.from_pretrained(again.path).network, found.network)
+    assert same(sampler.from_pretrained(again.path).network, original.network)
 
 
 def test_the_card_is_a_page_with_front_matter_that_is_kept(tmp_path):
     hub = pytest.importorskip("huggingface_hub")
-    found = L2E.from_pretrained("l2e-gated")
-    found.save_pretrained(tmp_path)
+    original = L2E.from_pretrained("l2e-gated")
+    original.save_pretrained(tmp_path)
     page = hub.ModelCard.load(tmp_path / "README.md")
     assert (page.data.library_name, page.data.license) == ("learned-samplers", "mit")
     assert "L2E" in page.data.tags
-    for text in ("# l2e-gated", found.card["learned"], found.card["chosen"], "L2E.from_pretrained(", "biased"):
+    for text in ("# l2e-gated", original.card["learned"], original.card["chosen"], "L2E.from_pretrained(", "biased"):
         assert text in page.text
     (tmp_path / "README.md").write_text("mine")
-    found.save_pretrained(tmp_path)
+    original.save_pretrained(tmp_path)
     assert (tmp_path / "README.md").read_text() == "mine"
-    assert "Recommended**: nothing; give lr" in model_card({**found.card, "defaults": {}})
-    assert "license: other" in model_card({**found.card, "licence": "ask"})
-    assert "law**: not measured" in model_card({**found.card, "law": None})
+    assert "Recommended**: nothing; give lr" in model_card({**original.card, "defaults": {}})
+    assert "license: other" in model_card({**original.card, "licence": "ask"})
+    assert "law**: not measured" in model_card({**original.card, "law": None})
 
 
 def test_a_repository_is_pushed_and_found(tmp_path, monkeypatch):
@@ -82,10 +82,10 @@ def test_a_repository_is_pushed_and_found(tmp_path, monkeypatch):
     monkeypatch.setattr(mixin, "HfApi", Api)
     monkeypatch.setattr(mixin, "hf_hub_download", download)
     monkeypatch.setattr("learned_samplers.learned.hub.hf_hub_download", download)
-    found = KineticL2E.from_pretrained("kinetic-l2e")
-    assert found.push_to_hub("me/kinetic", commit_message="weights", token="t") == "address of the commit"
+    original = KineticL2E.from_pretrained("kinetic-l2e")
+    assert original.push_to_hub("me/kinetic", commit_message="weights", token="t") == "address of the commit"
     again = KineticL2E.from_pretrained("me/kinetic", revision="v1")
-    assert same(again.network, found.network)
+    assert same(again.network, original.network)
     assert calls == [
         "t",
         ("me/kinetic", "weights"),

@@ -135,7 +135,7 @@ def test_with_a_reference_the_learned_velocity_does_not_depend_on_the_number_of_
         options = {**hyper, "num_data": num_data, **common, "phi": phi, "alpha_scale": 0.0}
         return l2e_residual_rule(theta, torch.zeros_like(g), None, r, m, num_data_in_training=50.0, **options)[0]
 
-    silent = [(weight * 0, bias * 0) for weight, bias in common["phi"]]
+    silent = [(torch.zeros_like(weight), torch.zeros_like(bias)) for weight, bias in common["phi"]]
     moves = [learned_move(n, common["phi"]) - learned_move(n, silent) for n in (50.0, 800.0)]
     assert moves[0].abs().max() > 0.01
     torch.testing.assert_close(moves[0], moves[1])

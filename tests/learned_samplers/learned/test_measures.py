@@ -98,7 +98,7 @@ def test_an_energy_has_no_violation_and_its_mirror_image_all_of_it():
 
 @pytest.mark.parametrize("friction_scale", [0.0, 0.4])
 def test_friction_that_beta_does_not_feel_counts_as_alpha(friction_scale):
-    """What a step adds to r beyond gradient, prior and noise is −ε·∂g/∂θ − a·∂g/∂r, with ∂g/∂r = r + s_β·β."""
+    """A step adds to r, beyond gradient, prior and noise, −ε·∂g/∂θ − a·∂g/∂r, with ∂g/∂r = r + s_β·β."""
     s, phi = state(), weights()
     measure = assumption_violation(**s, **HYPER, **MORE, phi=phi, friction_scale=friction_scale)
     averages = update_averages(s["averages"], s["gradient"])

@@ -1,4 +1,4 @@
-"""What the learned samplers, their settings, networks and files refuse: an error that names what is wrong."""
+"""Refusals of the learned samplers, their settings, networks and files: an error that names what is wrong."""
 
 import copy
 import hashlib

@@ -30,7 +30,8 @@ def test_keywords_settings_and_card_are_three_ways_to_the_same(name):
     # 0.75 is within every range but that of clips, which may have to be at least 1.
     values = {number: 1.5 if "clip" in number else 0.75 for number in numbers}
     by_keywords = make(name, **values).settings
-    assert by_keywords == make(name, settings=replace(default, **values)).settings != default
+    assert by_keywords == make(name, settings=replace(default, **values)).settings
+    assert by_keywords != default
     card = by_keywords.to_card()
     keywords = {
         field.name: getattr(by_keywords, field.name)

@@ -1,4 +1,4 @@
-"""What the metrics refuse: an error of its class that names the argument."""
+"""Refusals of the metrics: an error of its class that names the argument."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What all particle samplers share: scaling, shapes, frozen parameters, saving and copies."""
+"""Common parts of all particle samplers: scaling, shapes, frozen parameters, saving and copies."""
 
 import copy
 import io

@@ -64,7 +64,7 @@ def test_gradients_and_curvatures_are_those_of_the_networks():
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
 def test_gradients_by_hand_are_those_of_the_networks(activation, bias):
-    """Of weights and inputs, of more axes too, twice of one graph, and under autocast, of another precision."""
+    """Gradients of weights and inputs; with more axes, twice of one graph, under autocast, of another precision."""
     networks = [nn.Sequential(nn.Linear(4, 6, bias), activation(), nn.Linear(6, 3, bias), activation()) for _ in "abc"]
     chains, x = Chains(networks), X.clone().requires_grad_()
     assert chains._batched_plan

@@ -328,7 +328,7 @@ def test_a_wrong_state_dict_changes_nothing():
 
 
 def test_a_sampler_of_the_parameters_in_another_order_is_told_of():
-    """Of unnamed parameters of equal shapes nobody else can know: each would go on with the momentum of another."""
+    """Nobody else can know it of unnamed parameters of equal shapes: each would go on with the momentum of another."""
 
     def chain(order, named=False):
         torch.manual_seed(0)

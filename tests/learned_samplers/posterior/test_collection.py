@@ -66,7 +66,7 @@ def test_from_samples_takes_members_and_an_averaged_model(build):
 
 
 def nudged(model):
-    """What `from_draws` takes: a context in which the weights are others."""
+    """Input of `from_draws`: a context in which the weights are others."""
 
     @contextlib.contextmanager
     def draw():
@@ -80,7 +80,7 @@ def nudged(model):
 
 
 def test_draws_are_told_whose_running_statistics_they_get():
-    """Those of the optimizer's last weights, which are right for layers that were frozen."""
+    """Statistics of the optimizer's last weights, which are right for layers that were frozen."""
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     with pytest.warns(UserWarning, match=r"'1\.running_mean', .*'reestimate'"):
         kept = SampleCollection.from_draws(model, nudged(model), 2, buffers="snapshot")

@@ -1,4 +1,4 @@
-"""What collecting and predicting refuse: an error of its class that names the argument."""
+"""Refusals of collecting and predicting: an error of its class that names the argument."""
 
 import contextlib
 

@@ -296,7 +296,7 @@ class InOneBatch(nn.Module):
 
 
 def warnings_of_threads(samples, **options):
-    """What eight threads that predict at once are told, in all."""
+    """Warnings to eight threads that predict at once, in all."""
     begin = threading.Barrier(8)
 
     def predict(_):

@@ -1,4 +1,4 @@
-"""What a sample holds: what is not sampled is stored once or never, names are plain, dtypes hold what they must."""
+"""Content of a sample: what is not sampled is stored once or never, names are plain, dtypes hold what they must."""
 
 import pytest
 import torch

@@ -177,7 +177,7 @@ def test_glass_moves_pixels_and_makes_none():
 
 
 def test_an_affine_map_moves_the_points_of_a_slope(photos):
-    """Of an image that is its own coordinate the result is affine in the coordinates, away from mirrored borders."""
+    """An image that is its own coordinate becomes affine in the coordinates, away from mirrored borders."""
     slope = np.broadcast_to(np.arange(32.0), (2, 1, 32, 32)) / 31
     mapped = rules.elastic_transform(slope, stream(), 0, 0, 0.05)[:, 0, 10:22, 10:22]
     np.testing.assert_allclose(np.diff(mapped, 2, axis=1), 0, atol=1e-9)

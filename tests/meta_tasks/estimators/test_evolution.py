@@ -15,7 +15,7 @@ NONE = Shaping("none")
 
 
 def estimate(estimator, objective, weights, iteration=0, seed=0):
-    """What the trainer does, for a function (P, n) → (P,) in place of an inner loop."""
+    """The trainer's work for a function (P, n) → (P,) in place of an inner loop."""
     names = [name for job in estimator.jobs(seed, iteration) for name in job.pairs]
     losses = objective(antithetic_members(weights, seed, names, estimator.sigma)).view(-1, 2)
     return estimator.gradient(seed, names, losses, len(weights))

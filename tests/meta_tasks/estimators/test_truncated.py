@@ -34,7 +34,7 @@ def task(noise=0.0, d=3, dtype=torch.float64):
 
 
 def random_weights(rule):
-    """Of a network that does something, f_Q and f_D apart."""
+    """Weights of a network that does something, f_Q and f_D apart."""
     network = build_meta_network(rule.specification()["hidden"], zero_last=False, generator=generator(1))
     return 0.3 * flatten(layers_of(network)).detach()
 
@@ -235,7 +235,7 @@ def test_other_rules_are_trained_so_on_images():
 
 @pytest.mark.parametrize("temperature", [1.0, 0.1])
 def test_chains_that_go_down_are_replayed_at_any_temperature(temperature):
-    """What is compared is one energy, U/(N·T): at T = 0.1 the loss alone would make every chain look run away."""
+    """One energy is compared, U/(N·T): at T = 0.1 the loss alone would make every chain look run away."""
     family = family_named(
         "digits",
         temperatures=(temperature,),

@@ -130,7 +130,9 @@ def test_what_a_member_does_depends_on_its_seed_and_weights_alone():
     assert torch.equal(unroll(rule, weights).parameter, together.parameter)  # and bit for bit on a repeat
     # Members of a pair see the same random numbers, and pairs see others.
     losses = unroll(SGHMCRule(), torch.zeros(4, 0)).losses()
-    assert losses[0] == losses[1] != losses[2] == losses[3]
+    assert losses[0] == losses[1]
+    assert losses[2] == losses[3]
+    assert losses[0] != losses[2]
 
 
 def test_the_model_average_is_that_of_the_collected_states():

@@ -61,7 +61,7 @@ def test_state_survives_and_emptiness_is_refused(kind, collected):
 
 
 class Brier(Objective):
-    """Of the single states."""
+    """Brier score of the single states."""
 
     name = "brier"
 

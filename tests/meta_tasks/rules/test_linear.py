@@ -26,7 +26,7 @@ def outputs(rule, weights, x):
 
 @pytest.mark.parametrize("normalised", [False, True])
 def test_direction_and_gate_are_linear(normalised):
-    """Of a normalised output the direction alone is learned."""
+    """A normalised output leaves the direction alone to learn."""
     rule = linear(settings=replace(SETTINGS, normalise_output=normalised))
     assert rule.names[:4] == ("gradient", "parameter", "momentum", "average_0.1")
     assert len(rule.names) == rule.num_weights == (13 if normalised else 13 + 16 + 1)

@@ -1,4 +1,4 @@
-"""What every learned rule makes of its sampler's settings."""
+"""Use that every learned rule makes of its sampler's settings."""
 
 from dataclasses import fields, replace
 

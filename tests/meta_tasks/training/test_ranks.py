@@ -42,7 +42,7 @@ def one_rank(rank, folder):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What came of each scenario on both ranks, within 90 seconds: gloo would wait for half an hour; and its folder."""
+    """Outcome of each scenario on both ranks, within 90 seconds (gloo would wait for half an hour); and its folder."""
     folder = tmp_path_factory.mktemp("ranks")
     for scenario in SCENARIOS:
         (folder / scenario).mkdir()

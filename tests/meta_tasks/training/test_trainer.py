@@ -143,7 +143,8 @@ def test_time_ends_a_run_and_saves_it_and_a_folder_has_one_run(tmp_path):
     assert slow.run(minutes=0.01) == "time is up"
     assert 0.5 < time.monotonic() - started < 20
     done = slow.iteration
-    assert slow.checkpoints.load()["iteration"] == done > 0
+    assert done > 0
+    assert slow.checkpoints.load()["iteration"] == done
     with pytest.raises(RuntimeError, match="is being written by another object of this process"):
         trainer(tmp_path, iterations=10**6)
     (tmp_path / LOCK).unlink()
@@ -167,7 +168,7 @@ class Failing(SerialExecutor):
 
 
 def failed(made):
-    """What a run that fails says of what was saved."""
+    """Last words of a run that fails, about what was saved."""
     with pytest.raises(RuntimeError, match="a worker process died") as failure:
         made.run()
     made.close()

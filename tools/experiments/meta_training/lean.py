@@ -98,13 +98,13 @@ def _table(name: str) -> ImageData:
 
 def config_of(number: int) -> TaskConfig:
     """Training task ``number``, without its prior."""
-    kind, stream = number * 4 // TASKS, generator(SEED, number, "lean task")
-    names = IMAGES if kind < 2 else TABLES
+    place, stream = number * 4 // TASKS, generator(SEED, number, "lean task")
+    names = IMAGES if place < 2 else TABLES
     name = names[number % len(names)]
     most = min(20_000, data_of(name).num_data)
     size = round(log_uniform(min(250, most), most, stream))
-    held_out = 512 if kind < 2 else 256
-    return TaskConfig(name, "mlp", NETWORKS[kind], num_data=size, batch_size=32, validation_size=held_out, lr=LR)
+    held_out = 512 if place < 2 else 256
+    return TaskConfig(name, "mlp", NETWORKS[place], num_data=size, batch_size=32, validation_size=held_out, lr=LR)
 
 
 def held_out_config(name: str) -> TaskConfig:
@@ -115,13 +115,13 @@ def held_out_config(name: str) -> TaskConfig:
 
 def losses(rule: SamplerRule, weights: Tensor, configs: Sequence[TaskConfig], key: str, chains: int) -> Tensor:
     """NLL of the average of each configuration's chains, (configs, chains); a run that diverges has `FAILED`."""
-    found = torch.empty(len(configs), chains, dtype=torch.float64)
+    ends = torch.empty(len(configs), chains, dtype=torch.float64)
     seeds = tuple(derive_seed(SEED, key, chain) for chain in range(chains))
     runs = [Run(ImageTask(c, data_of(c.dataset), SEED), rule, seeds) for c in configs]
     for numbers, unroll in unrolls_of(runs, BMALoss, HORIZON.schedule_of(STEPS), members_per_group=1):
         unroll.advance(weights.expand(len(unroll.parameter), -1))
-        found[numbers] = unroll.losses().view(-1, chains).nan_to_num(FAILED)
-    return found
+        ends[numbers] = unroll.losses().view(-1, chains).nan_to_num(FAILED)
+    return ends
 
 
 def best_sghmc(config: TaskConfig, key: str, rates: Sequence[float], chains: int) -> TaskConfig:
@@ -133,15 +133,15 @@ def best_sghmc(config: TaskConfig, key: str, rates: Sequence[float], chains: int
 def baselines(path: Path) -> dict[str, Any]:
     """`SGHMC` at its best on every task, by number or name, kept in a file."""
     if not path.exists():
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         for number in tqdm(range(TASKS), desc="SGHMC on training tasks"):
             best = best_sghmc(config_of(number), str(number), (0.1,), 2)
-            found[str(number)] = {"prior_precision": best.prior_precision}
+            entries[str(number)] = {"prior_precision": best.prior_precision}
         for name in tqdm(HELD_OUT, desc="SGHMC on held-out tasks"):
             best = best_sghmc(held_out_config(name), name, RATES, 4)
             theirs = losses(SGHMCRule(), torch.zeros(0), [best], name, CHAINS)[0].tolist()
-            found[name] = {"prior_precision": best.prior_precision, "lr": best.lr, "losses": theirs}
-        write_atomically(path, json.dumps(found, indent=1).encode())
+            entries[name] = {"prior_precision": best.prior_precision, "lr": best.lr, "losses": theirs}
+        write_atomically(path, json.dumps(entries, indent=1).encode())
     return dict(json.loads(path.read_text()))
 
 
@@ -195,8 +195,8 @@ class LeanEvaluation(HeldOutEvaluation):
         return {name: self.best[name]["prior_precision"] for name in HELD_OUT}
 
     def record(self, scores: dict[str, Any], rule: SamplerRule, weights: Tensor, iteration: int) -> Score:
-        found = {n: log_ratio(rule, weights, held_out_config(n), n, self.best[n]) for n in HELD_OUT}
-        of_task = {n: (x.mean().item(), x.std().item() / math.sqrt(len(x))) for n, x in found.items()}
+        ratios = {n: log_ratio(rule, weights, held_out_config(n), n, self.best[n]) for n in HELD_OUT}
+        of_task = {n: (x.mean().item(), x.std().item() / math.sqrt(len(x))) for n, x in ratios.items()}
         scores.setdefault("baselines", {})
         scores["specification"] = self.specification()
         score = {"iteration": iteration, "nll": of_task["digits"][0], "tasks": of_task, "weights": weights.tolist()}

@@ -103,7 +103,7 @@ def test_the_wrappers_here_do_take_the_law():
 
 
 class Held:
-    """What moves the weights in passing and is no optimizer."""
+    """Object that moves the weights in passing and is no optimizer."""
 
     def __init__(self, sampler):
         self.optimizer, self.param_groups, self.count = sampler, sampler.param_groups, 0

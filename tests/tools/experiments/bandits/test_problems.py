@@ -24,7 +24,7 @@ def make(problem: str, seed: int = 0) -> Bandit:
 
 
 def largest_deviation(bandit: Bandit) -> float:
-    """How many standard errors the rewards' means are off the expectations, among rounds with one expectation."""
+    """Number of standard errors that the rewards' means are off the expectations, among rounds with one expectation."""
     worst = 0.0
     for arm in range(bandit.expected.shape[1]):
         for value in bandit.expected[:, arm].unique():

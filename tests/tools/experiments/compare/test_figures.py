@@ -1,4 +1,4 @@
-"""What the figures of a comparison draw: the means of several runs and their bands."""
+"""Content of a comparison's figures: the means of several runs and their bands."""
 
 import numpy as np
 import pytest

@@ -19,8 +19,8 @@ TASKS = ({"lr": 0.02, "prior_precision": 3.0}, {"lr": 0.05, "temperature": 0.5, 
 
 
 def parameters(rule, weights):
-    """Of the members after 20 steps, side by side."""
-    runs = [Run(image_task("mlp", {"hidden": (6,)}, seed=i, **each), rule, (i,)) for i, each in enumerate(TASKS)]
+    """Parameters of the members after 20 steps, side by side."""
+    runs = [Run(image_task("mlp", {"hidden": (6,)}, seed=i, **options), rule, (i,)) for i, options in enumerate(TASKS)]
     ((_, unroll),) = unrolls_of(runs, BMALoss, Schedule(20, 10, 5))
     unroll.advance(weights)
     return unroll.parameter
