@@ -152,16 +152,17 @@ class Labelling(Experiment):
         return {"accuracies": accuracies, **numbers}
 
     def figure(self, path: Path, findings: Findings, store: Any) -> None:
-        """Draw accuracy against labels, the mean over seeds with a band of a standard deviation."""
-        fig = new_figure(5.2, 3.3)
+        """Draw accuracy against labels, the mean over seeds with a band of a standard error."""
+        fig = new_figure(6.0, 3.6)
         ax = fig.subplots()
         for colour, (method, runs) in zip(PALETTE, findings.runs["Fashion-MNIST"].items()):
             labels = [A_ROUND * (k + 1) for k in range(self.options.rounds)]
-            band(ax, labels, [run["accuracies"] for run in runs], {"color": colour}, label=method)
-        ax.set(xlabel="labels", ylabel="accuracy")
+            accuracies = [[100 * value for value in run["accuracies"]] for run in runs]
+            band(ax, labels, accuracies, {"color": colour}, error=True, label=method)
+        ax.set(xlabel="labels", ylabel="accuracy, %")
         grid_lines(ax)
         ax.legend(frameon=False)
-        fig.savefig(path, dpi=90)
+        fig.savefig(path, dpi=120)
 
 
 def label(options: LabellingOptions, command: str) -> Findings:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from experiments.harness.figures import grid_lines, new_figure
+from experiments.harness.figures import band, grid_lines, new_figure
 from experiments.harness.options import RunOptions, at_least, names_once, one_of
 from experiments.harness.output import counted
 from experiments.harness.study import Experiment, Findings, Job, Measure, carry_out
@@ -21,8 +21,10 @@ from learned_samplers.estimators import BayesianMLPRegressor
 from learned_samplers.plots import PALETTE
 
 FIRST = 10
-SETTINGS: dict[str, Any] = {"noise": "homoscedastic", "n_chains": 4, "n_samples": 20, "n_steps": 300}
-SETTINGS |= {"tuning_steps": 100, "warmup_steps": 1000, "validation_fraction": 0.0, "warn_unsettled": False}
+#: A known small noise, and a prior under which functions are as wide as the targets.
+SETTINGS: dict[str, Any] = {"noise": 0.05, "n_chains": 4, "n_samples": 20, "n_steps": 300, "hidden_layer_sizes": (64,)}
+SETTINGS |= {"prior_precision": {"0.weight": 0.1, "0.bias": 0.1, "2.weight": 64.0, "*": 1.0}, "tuning_steps": 100}
+SETTINGS |= {"warmup_steps": 1000, "validation_fraction": 0.0, "warn_unsettled": False}
 #: Of the search for the maximum of the acquisition function.
 RESTARTS, CANDIDATES, ITERATIONS = 4, 64, 40
 
@@ -182,20 +184,18 @@ class Optimisation(Experiment):
 
     def figure(self, path: Path, findings: Findings, store: Any) -> None:
         """Draw a panel a problem: lowest value so far against evaluations."""
-        fig = new_figure(3.0 * len(findings.runs), 2.9)
+        fig = new_figure(3.4 * len(findings.runs), 3.2)
         for ax, (problem, methods) in zip(fig.subplots(1, len(findings.runs), squeeze=False)[0], findings.runs.items()):
             for colour, (method, runs) in zip(PALETTE, methods.items()):
-                curves = torch.tensor([run["lowest"] for run in runs])[:, FIRST - 1 :]
-                mean, error = curves.mean(0), curves.std(0, correction=0) / len(curves) ** 0.5
-                x = range(FIRST, FIRST + len(mean))
-                ax.plot(x, mean, color=colour, label=method)
-                ax.fill_between(x, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0)
+                curves = [run["lowest"][FIRST - 1 :] for run in runs]
+                x = range(FIRST, FIRST + len(curves[0]))
+                band(ax, x, curves, {"color": colour}, error=True, label=method)
             ax.set(title=problem, xlabel="evaluations")
             grid_lines(ax)
         fig.axes[0].set(ylabel="lowest value so far")
         handles, labels = fig.axes[0].get_legend_handles_labels()
         fig.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-        fig.savefig(path, dpi=90)
+        fig.savefig(path, dpi=120)
 
 
 def optimise(options: OptimisationOptions, command: str) -> Findings:

@@ -140,7 +140,7 @@ class Selection(Experiment):
 
     def figure(self, path: Path, findings: Findings, store: Any) -> None:
         """Draw risk against coverage, the mean over seeds."""
-        fig = new_figure(5.2, 3.3)
+        fig = new_figure(6.0, 3.6)
         ax = fig.subplots()
         for colour, (method, runs) in zip(PALETTE, findings.runs["Fashion-MNIST"].items()):
             mean = 100 * torch.tensor([run["risks"] for run in runs]).mean(0)

@@ -24,12 +24,17 @@ def grid_lines(ax: Any, **options: Any) -> None:
     ax.set_axisbelow(True)
 
 
-def band(ax: Any, x: Sequence[float] | np.ndarray, values: Any, style: dict[str, Any], **more: Any) -> None:
-    """Values (runs, points): their mean, and a band of one standard deviation; of their logarithms on such an axis."""
+def band(
+    ax: Any, x: Sequence[float] | np.ndarray, values: Any, style: dict[str, Any], *, error: bool = False, **more: Any
+) -> None:
+    """Values (runs, points): their mean, and a band of one standard deviation; of their logarithms on such an axis.
+
+    ``error``: of one standard error of the mean.
+    """
     runs, logarithmic = np.array(values, dtype=float), ax.get_yscale() == "log"
     if logarithmic:
         runs = np.log(np.maximum(runs, np.finfo(float).tiny))
-    mean, std = runs.mean(0), runs.std(0, ddof=int(len(runs) > 1))
+    mean, std = runs.mean(0), runs.std(0, ddof=int(len(runs) > 1)) / (len(runs) ** 0.5 if error else 1.0)
     edges = (mean, mean - std, mean + std)
     middle, low, high = map(np.exp, edges) if logarithmic else edges
     ax.plot(x, middle, **style, **more)
