@@ -1,6 +1,6 @@
 """README's loop on small tables of scikit-learn: does the posterior predict at least as well as the SGD it replaces?
 
-    python tools/newcomer.py                        # five tables, four seeds, ten minutes of a core
+    python tools/newcomer.py                        # five tables, four seeds, eleven minutes of a core
     python tools/newcomer.py --tables wine --seeds 1
 
 A network of one hidden layer of 50, 2,000 steps of 64 rows, standardised inputs, three fifths of the rows to train on.
@@ -39,6 +39,9 @@ METHODS: dict[str, Callable[[nn.Module, int], torch.optim.Optimizer]] = {
         model.parameters(), lr=0.05, momentum=0.9, weight_decay=1 / n
     ),
     "SGHMC, λ = 1": lambda model, n: SGHMC(model.parameters(), lr=0.05, num_data=n, prior_precision=1.0),
+    "SGHMC, λ = 1, T = 0.1": lambda model, n: SGHMC(
+        model.parameters(), lr=0.05, num_data=n, prior_precision=1.0, temperature=0.1
+    ),
     "SGHMC, λ sampled": lambda model, n: SGHMC(
         model.parameters(), lr=0.05, num_data=n, prior_precision=GammaHyperprior()
     ),

@@ -33,12 +33,11 @@ def test_an_unknown_table_is_refused(capsys):
     assert "boston" in capsys.readouterr().err
 
 
-def test_the_recommended_class_predicts_as_well_as_the_sgd_it_replaces():
-    """README's row for good predictions, on every table, by the means of two seeds: no worse than seeds make it."""
-    recommended = "AdaptedSGHMC(warmup=L2E), λ = 1, T = 0.1"
+def test_the_line_of_the_first_page_predicts_as_well_as_the_sgd_it_replaces():
+    """On every table, by the means of two seeds: no worse than seeds make it; ahead on the one that is mostly noise."""
     for table in newcomer.TABLES:
         ours, theirs = (
             sum(newcomer.score(table, method, seed)[0] for seed in range(2)) / 2
-            for method in (recommended, "SGD, the prior as its decay")
+            for method in ("SGHMC, λ = 1, T = 0.1", "SGD, the prior as its decay")
         )
-        assert ours < theirs + 0.04, table
+        assert ours < theirs + (0.06 if table != "diabetes" else -0.05), table
