@@ -1,8 +1,8 @@
 """``python -m learned_samplers.benchmark MySampler``: one row of the table, and one JSON file.
 
 python -m learned_samplers.benchmark SGHMC                      # a name of learned_samplers.table
-python -m learned_samplers.benchmark my_package.samplers.Mine   # a class, made as Mine(params, lr=, num_data=,
-                                                                # prior_precision=)
+python -m learned_samplers.benchmark mine:MySampler             # a class, or a function that makes one, called as
+                                                                # MySampler(params, lr=, num_data=, prior_precision=)
 python -m learned_samplers.benchmark --table FOLDER             # the table of the files in a folder
 """
 
@@ -13,6 +13,8 @@ import importlib
 import json
 import os
 import platform
+import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,15 +29,18 @@ from learned_samplers.table import SAMPLERS
 
 
 def named(name: str) -> Callable[..., Any]:
-    """A sampler of the table, or the class at a dotted path."""
+    """A sampler of the table, or the class or function at a dotted path."""
     if name in SAMPLERS:
         return SAMPLERS[name]
     module, _, attribute = name.replace(":", ".").rpartition(".")
     if not module:
         raise ValueError(f"sampler must be among {sorted(SAMPLERS)}, or module.Class, got {name!r}")
-    sampler = getattr(importlib.import_module(module), attribute)
-    if not (isinstance(sampler, type) and issubclass(sampler, torch.optim.Optimizer)):
-        raise TypeError(f"sampler must be a class of optimizers, got {sampler!r:.60}")
+    try:
+        sampler = getattr(importlib.import_module(module), attribute)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise ValueError(f"sampler must be module.Class, importable from here, got {name!r}: {error}") from error
+    if not (issubclass(sampler, torch.optim.Optimizer) if isinstance(sampler, type) else callable(sampler)):
+        raise TypeError(f"sampler must be a class of optimizers, or a function that makes one, got {sampler!r:.60}")
     return sampler
 
 
@@ -44,9 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m learned_samplers.benchmark", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("sampler", nargs="?", help="a name of the table, or module.Class")
+    parser.add_argument("sampler", nargs="?", help="a name of the table, module.Class or module.function")
     parser.add_argument("--table", type=Path, help="print the table of the files in this folder instead")
-    parser.add_argument("--gradients", type=int, default=20_000, help="budget of a run; 20,000 by default")
+    parser.add_argument("--gradients", type=int, default=2000, help="budget of a run; 2,000, as in the table")
     kept = "some of the five; a file of the same settings keeps its others"
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), help=kept)
     parser.add_argument("--out", type=Path, default=Path("."), help="folder of the JSON file")
@@ -58,7 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.sampler is None:
         parser.error("a sampler is missing, or --table")
     torch.set_num_threads(1)  # for so small networks several threads only wait for each other
-    sampler = named(options.sampler)
+    try:
+        sampler = named(options.sampler)
+    except (TypeError, ValueError) as error:
+        parser.error(str(error))
     name = options.sampler.replace(":", ".").rpartition(".")[2]
     content: dict[str, Any] = {
         "sampler": options.sampler,
@@ -72,20 +80,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = earlier.pop("targets", {}) if earlier else {}
     if earlier != content:
         results = {}
-    for target in options.targets:
-        results[target] = benchmark(sampler, TARGETS[target](), options.gradients, options.seed)
-    results = {target: results[target] for target in TARGETS if target in results}
     options.out.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps({**content, "targets": results}, indent=1) + "\n").encode())
+    for target in options.targets:
+        begun = time.process_time()
+        results[target] = benchmark(sampler, TARGETS[target](), options.gradients, options.seed)
+        results = {known: results[known] for known in TARGETS if known in results}
+        write_atomically(path, (json.dumps({**content, "targets": results}, indent=1) + "\n").encode())
+        print(f"{target}: {time.process_time() - begun:.0f} CPU-seconds", file=sys.stderr, flush=True)
     print(" | ".join(f"{key}: {value}" for key, value in row(name, results).items()))
 
 
 def table(folder: Path) -> str:
-    """Markdown table of the files in a folder, a sampler a row."""
+    """Markdown table of the files in a folder, a sampler a row; ValueError where they are of several budgets."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise ValueError(f"table must be a folder with JSON files, got {folder}")
-    rows = [row(path.stem, json.loads(path.read_text())["targets"]) for path in files]
+    contents = {path.stem: json.loads(path.read_text()) for path in files}
+    budgets = {name: content["budget"] for name, content in contents.items()}
+    if len(set(budgets.values())) > 1:
+        raise ValueError(f"table must be of files of one budget of gradients, got {budgets}")
+    rows = [row(name, content["targets"]) for name, content in contents.items()]
     headings = ["sampler", *(target for target in TARGETS if any(target in r for r in rows))]
     lines = ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"]
     return "\n".join([*lines, *("| " + " | ".join(r.get(h, "–") for h in headings) + " |" for r in rows)])

@@ -52,7 +52,12 @@ def run(sampler: Callable[..., Any], target: Target, lr: float, gradients: int, 
     torch.manual_seed(seed)
     params = [p.requires_grad_() for p in target.start(generator)]
     prior = {"prior_precision": target.prior_precision} if target.prior_precision else {}
-    optimizer = sampler(params, lr=lr, num_data=target.num_data, **prior)
+    keywords = {"lr": lr, "num_data": target.num_data, **prior}
+    try:
+        optimizer = sampler(params, **keywords)
+    except TypeError as error:
+        names = ", ".join(f"{name}=" for name in keywords)
+        raise TypeError(f"sampler must be made from (params, {names}): {error}") from error
     full, used = torch.arange(target.num_data), 0
 
     def closure() -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from learned_samplers import SGHMC, SGLD
 from learned_samplers.benchmark import run as module
-from learned_samplers.benchmark.__main__ import main, named
+from learned_samplers.benchmark.__main__ import main, named, table
 from learned_samplers.benchmark.run import barrier, benchmark, measures, rates, run
 from learned_samplers.benchmark.targets import TARGETS
 
@@ -99,9 +99,33 @@ def test_the_command_writes_a_row_and_the_table(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("| sampler | regression |\n|---|---|\n| SGLD | ")
 
 
+def test_a_function_of_a_file_of_ones_own_is_entered(tmp_path, monkeypatch, capsys):
+    source = "import torch\ndef make(params, lr, num_data, prior_precision):\n    return torch.optim.SGD(params, lr)\n"
+    (tmp_path / "a_strangers.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    main(["a_strangers:make", "--gradients", "800", "--targets", "regression", "--out", str(tmp_path)])
+    assert capsys.readouterr().out.startswith("sampler: make | regression: ")
+
+
+def test_keywords_that_a_sampler_lacks_are_named():
+    with pytest.raises(TypeError, match=r"made from \(params, lr=, num_data=, prior_precision=\)"):
+        run(torch.optim.SGD, TARGETS["regression"](), 0.1, 1000)
+
+
+def test_a_table_of_two_budgets_is_refused(tmp_path):
+    for budget in (800, 900):
+        (tmp_path / f"{budget}.json").write_text(json.dumps({"budget": budget, "targets": {}}))
+    with pytest.raises(ValueError, match="one budget"):
+        table(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "error", "message"),
-    [("SGLDD", ValueError, "got 'SGLDD'"), ("torch.nn.Linear", TypeError, "class of optimizers")],
+    [
+        ("SGLDD", ValueError, "got 'SGLDD'"),
+        ("no_such_file:Mine", ValueError, "No module named 'no_such_file'"),
+        ("torch.nn.Linear", TypeError, "class of optimizers"),
+    ],
 )
 def test_what_is_no_sampler_is_refused(name, error, message):
     with pytest.raises(error, match=message):
