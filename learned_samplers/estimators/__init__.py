@@ -4,6 +4,7 @@ from learned_samplers.base.optional import require
 
 require("sklearn", "estimators")  # the estimators below are classes of its
 
-from learned_samplers.estimators.mlp import SEARCH, BayesianMLPClassifier, BayesianMLPRegressor  # noqa: E402
+from learned_samplers.estimators.classifier import BayesianMLPClassifier  # noqa: E402
+from learned_samplers.estimators.regressor import SEARCH, BayesianMLPRegressor  # noqa: E402
 
 __all__ = ["SEARCH", "BayesianMLPClassifier", "BayesianMLPRegressor"]

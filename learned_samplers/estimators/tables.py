@@ -1,4 +1,4 @@
-"""Tables: their scales, their rounding, and columns that are refused by name."""
+"""Tables: their scales, their rounding, the weights of their rows, and columns that are refused by name."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
+from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor
 
 
@@ -165,3 +166,12 @@ def is_missing(value: Any) -> bool:
         or type(value).__name__ in ("NAType", "NaTType")
         or (isinstance(value, float | np.floating) and not math.isfinite(value))
     )
+
+
+def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
+    """Check ``sample_weight``; ValueError by name unless there is one number ≥ 0 a row, and one above 0."""
+    if sample_weight is None:
+        return None
+    if not np.any(np.asarray(sample_weight)):
+        raise ValueError("sample_weight must be above 0 for one row at least, got zeros")
+    return _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)

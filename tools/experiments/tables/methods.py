@@ -105,7 +105,7 @@ def ensemble(
     import torch
     from torch import Tensor, nn
 
-    from learned_samplers.estimators.mlp import FLOOR
+    from learned_samplers.estimators.regressor import FLOOR
     from learned_samplers.estimators.sampling import warm_up
     from learned_samplers.estimators.tables import rounding
     from learned_samplers.posterior import Chains

@@ -1,4 +1,4 @@
-"""The two estimators: scikit-learn's conventions, and predictions whose spread is right."""
+"""The regressor, whose spread is right, and what both estimators share: scikit-learn's conventions."""
 
 import pickle
 import warnings
@@ -22,7 +22,6 @@ from learned_samplers.estimators import (
     BayesianMLPClassifier,
     BayesianMLPRegressor,
     base,
-    mlp,
     progress,
     sampling,
 )
@@ -123,7 +122,7 @@ def test_integers_that_repeat_are_not_known_better_than_rounding(monkeypatch):
     worst = {}
     for floored in (True, False):
         if not floored:
-            monkeypatch.setattr(mlp, "rounding", lambda y: 0.0)
+            monkeypatch.setattr("learned_samplers.estimators.regressor.rounding", lambda y: 0.0)
         model = regressor(warmup_steps=1000).fit(x, y)
         worst[floored] = model.log_density([[0.0]], [5.0])[0]
     assert worst[True] > -10
@@ -209,15 +208,6 @@ def test_a_fit_that_is_refused_or_broken_off_leaves_what_was_fitted_before(monke
         (new := BayesianMLPRegressor(**SMALL)).fit(x, y)
     with pytest.raises(NotFittedError):
         new.predict(x)
-
-
-def test_a_classifier_that_refuses_a_table_keeps_its_classes():
-    x, y = table(40)
-    model = BayesianMLPClassifier(**SMALL).fit(x, np.where(y > np.median(y), "yes", "no"))
-    for labels, named in ((["z"] * 40, "two classes"), ([None, *["a", "b"] * 19, "a"], "missing labels")):
-        with pytest.raises(ValueError, match=named):
-            model.fit(x, labels)
-    assert set(model.predict(x)) <= {"yes", "no"}
 
 
 def test_every_sample_is_kept_whatever_the_number_of_steps(monkeypatch):
@@ -419,16 +409,6 @@ def test_the_samples_means_have_gradients_by_the_inputs(columns):
             difference = model.predict_samples(new + step) - model.predict_samples(new - step)
         expected = difference.reshape(len(values), 4, -1).sum((0, 2)) / 2e-2
         torch.testing.assert_close(slopes[:, 1], expected, rtol=0.02, atol=0.02 * slopes.abs().max().item())
-
-
-def test_the_samples_probabilities_have_gradients_by_the_inputs():
-    x, y = table()
-    model = BayesianMLPClassifier(**SMALL).fit(x, y > 10)
-    new = torch.tensor([[0.1, 0.2], [0.3, -0.5]], requires_grad=True)
-    values = model.predict_samples(new)
-    assert values.dtype == torch.float32
-    np.testing.assert_allclose(values.mean(0).detach(), model.predict_proba(new.detach().numpy()), atol=1e-6)
-    assert torch.autograd.grad(values[..., 1].sum(), new)[0][:, 0].min() > 0  # the larger x₀, the larger y
 
 
 def test_relevance_tells_the_features_that_matter():
