@@ -63,7 +63,7 @@ def test_the_first_page_changes_a_loop_that_runs_before_and_after():
     diff = re.search(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1].splitlines()
     for kept in "-+":
         lines = [line[2:] for line in diff if line[0] in (" ", kept)]
-        code = "\n".join([PRELUDE, *lines]).replace("burn_in=1000", "burn_in=50").replace("thinning=50", "thinning=20")
+        code = "\n".join([PRELUDE, *lines]).replace("burn_in=1000", "burn_in=50")
         names = {}
         exec(code, names)
         assert ("doubt" in names) == (kept == "+")
