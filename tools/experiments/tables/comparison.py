@@ -171,7 +171,7 @@ class Tables(Experiment):
                 rows = [self._row(findings, name, splits, part, column) for name in names]
                 if shown := [row for row in rows if row]:
                     text += [f"## {title}: {TITLES[column]}", markdown(shown)]
-        return "\n\n".join([*text, answers(findings)])
+        return "\n\n".join(filter(None, [*text, answers(findings)]))
 
     def _row(self, findings: Findings, name: str, splits: Sequence[str], part: str, column: str) -> dict[str, str]:
         """Mean ± standard error of each method over the splits of a set; † for each run that collapsed."""
@@ -185,7 +185,10 @@ class Tables(Experiment):
 
 
 def answers(findings: Findings) -> str:
-    """Sets on which the log density of ours is higher than bde's, on the splits that both have, and at what cost."""
+    """Sets on which the log density of ours is higher than bde's, on the splits that both have, and at what cost.
+
+    Nothing where no set has both.
+    """
     better, cheap, within, sets = [], [], [], []
     for name in REGRESSIONS:
         runs = [findings.runs.get(f"{name} {split}", {}) for split in SPLITS]
@@ -202,6 +205,9 @@ def answers(findings: Findings) -> str:
             better.append(name)
             seconds = [(a["seconds"], b.get("seconds", math.inf)) for a, b in pairs]
             cheap += [name] if sum(a for a, _ in seconds) <= 0.5 * sum(b for _, b in seconds) else []
+
+    if not sets:
+        return ""
 
     def of(chosen: Sequence[str]) -> str:
         return f"{len(chosen)} of {len(sets)} sets ({', '.join(chosen) or 'none'})"
