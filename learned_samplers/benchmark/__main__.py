@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for target in options.targets:
         begun = time.process_time()
         results[target] = benchmark(sampler, TARGETS[target](), options.gradients, options.seed)
-        results = {known: results[known] for known in TARGETS if known in results}
+        results = {key: results[key] for key in TARGETS if key in results}
         write_atomically(path, (json.dumps({**content, "targets": results}, indent=1) + "\n").encode())
         print(f"{target}: {time.process_time() - begun:.0f} CPU-seconds", file=sys.stderr, flush=True)
     print(" | ".join(f"{key}: {value}" for key, value in row(name, results).items()))

@@ -94,7 +94,7 @@ class Weights(ModelHubMixin):
 
 
 def _is_repository(name: str | os.PathLike[str]) -> bool:
-    """Return whether a name is ``owner/name``, and no path of a weight file or of something that is here."""
+    """Return whether a name is ``owner/name``, and no path of a weight file or of a file that exists."""
     if not isinstance(name, str) or name.endswith(".safetensors") or os.path.exists(name):
         return False
     owner, _, repository = name.partition("/")

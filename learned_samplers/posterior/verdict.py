@@ -150,9 +150,10 @@ def judge(values: np.ndarray | None, entries: Sequence[Entry], origin: Origin | 
         # The last ones of each, so that they are of one length.
         chains = np.stack([values[indices[-length:]] for indices in positions.values()])
         numbers = Numbers.of(chains)
-        remarks += (found := _remarks_on_settling(chains, numbers))
+        unsettled = _remarks_on_settling(chains, numbers)
+        remarks += unsettled
         temperatures = [entry.temperature for entry in entries if entry.temperature is not None]
-        if found and temperatures and 0 < max(temperatures) < COLD:
+        if unsettled and temperatures and 0 < max(temperatures) < COLD:
             remarks.append(f"temperature={max(temperatures):g} leaves hardly any noise to settle by: raise it")
         unknown = "" if numbers.within <= LARGEST_RHAT else f"too few samples to tell, keep {MANY} of a chain or more"
     is_settled = False if remarks else None if unknown else True

@@ -73,7 +73,7 @@ class Attempt:
             return None
 
     def restored(self) -> bool:
-        """Return whether all is as it was, once state that was made or put in another's place since is taken away."""
+        """Return whether all is as it was; state that was made or replaced since is taken away."""
         if self.sampler.broken_off:  # an evaluation has not put the weights back
             return False
         if getattr(self.evaluation, "undone", False):
