@@ -7,29 +7,37 @@ Ctrl-C saves, and the same command goes on.
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
+import tyro
+from experiments.harness.output import explained
 from experiments.meta_training.lean import trainer
 from experiments.meta_training.lean_rule import LeanRule
 
 from meta_tasks.training.process import one_core
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("runs/state/lean_l2e"))
-    parser.add_argument("--minutes", type=float, help="of training in this call")
-    parser.add_argument("--iterations", type=int, default=2000, help="in all")
-    arguments = parser.parse_args()
-    one_core()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    run = trainer(arguments.folder, arguments.iterations)
-    ended = run.run(arguments.minutes, progress=True)
+@dataclass(frozen=True)
+class Options:
+    """Of the run."""
+
+    folder: Path = Path("runs/state/lean_l2e")  # Of the checkpoint.
+    minutes: float | None = None  # Minutes of training in this call.
+    iterations: int = 2000  # Iterations in all.
+
+
+def train(options: Options) -> None:
+    """Go on with the run in the folder, and print its meta-parameters."""
+    options.folder.mkdir(parents=True, exist_ok=True)
+    run = trainer(options.folder, options.iterations)
+    ended = run.run(options.minutes, progress=True)
     print(f"{ended} after {run.iteration} iterations, {run.seconds / 60:.1f} minutes")
-    print(", ".join(f"{n} {w:.3f}" for n, w in zip(LeanRule.names, run.averaged.tolist(), strict=True)))
+    print(", ".join(f"{name} {w:.3f}" for name, w in zip(LeanRule.names, run.averaged.tolist(), strict=True)))
     run.close()
 
 
 if __name__ == "__main__":
-    main()
+    with explained():
+        one_core()
+        train(tyro.cli(Options, description=__doc__))

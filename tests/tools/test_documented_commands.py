@@ -12,6 +12,7 @@ import benchmark
 import chains
 import decisions
 import function_space
+import lean_l2e
 import newcomer
 import prior
 import pytest
@@ -47,6 +48,7 @@ FIELDS = {
     "adapters": AdapterOptions,
     "audit": AuditOptions,
     "chains": chains.Budget,
+    "lean_l2e": lean_l2e.Options,
     "prior": prior.Options,
     "tables": TablesOptions,
     "ship": ship.Options,
