@@ -18,26 +18,18 @@ from learned_samplers.base.optional import require
 from learned_samplers.checks import HeldOutReport
 from learned_samplers.diagnostics import LossLines
 from learned_samplers.metrics import calibration_bins, ece
+from learned_samplers.posterior.figure import PALETTE, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, told apart with every kind of colour vision; its yellow is too pale for lines on white.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":")
 
 
 def _axes(ax: Axes | None, size: tuple[float, float] = (5.0, 4.0)) -> Axes:
     if ax is not None:
         return ax
-    return _figure(size).add_subplot()
-
-
-def _figure(size: tuple[float, float]) -> Figure:
-    figure = require("matplotlib.figure", "plots").Figure(figsize=size, layout="constrained")
-    require("matplotlib.backends.backend_agg", "plots").FigureCanvasAgg(figure)
-    return figure
+    return new_figure(size).add_subplot()
 
 
 def _finish(ax: Axes, title: str | None) -> Axes:

@@ -38,7 +38,7 @@ from learned_samplers.posterior.store import (
     shapes_to_go_on,
 )
 from learned_samplers.posterior.tensor_files import Tensors
-from learned_samplers.posterior.verdict import Origin, temperature_of
+from learned_samplers.posterior.verdict import Origin, kinetic_of, temperature_of
 from learned_samplers.posterior.watch import Watch
 
 
@@ -222,7 +222,7 @@ class PosteriorSamples(SampleCollection, HookedSteps):
         progress = replace(self._progress, candidates=number, stride=stride)
         added: dict[Entry, Tensors] = {}
         chain = int(getattr(self._sampler, "chain", 0))
-        entry = Entry(step, cycle, number, chain, temperature_of(self._sampler))
+        entry = Entry(step, cycle, number, chain, temperature_of(self._sampler), kinetic_of(self._sampler))
         before = self._store.fixed, self._store.frozen
         self._follow_sampler(step, may_join=tensors is None)
         try:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import Unpack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
+from learned_samplers.posterior.figure import draw, weights_of
 from learned_samplers.posterior.filled import Filled
 from learned_samplers.posterior.held import HeldSamples
 from learned_samplers.posterior.inputs import Inputs
 from learned_samplers.posterior.options import Options
-from learned_samplers.posterior.outputs import Noise, Output
+from learned_samplers.posterior.outputs import Noise, Output, OutputFormat
 from learned_samplers.posterior.running import Run
 from learned_samplers.posterior.spread import Entropies, Uncertainty, Variances, draw_classes, draw_targets
+from learned_samplers.posterior.store import Entry
 from learned_samplers.posterior.verdict import SMALLEST, Origin, Probe, Unsettled, Verdict, judge
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Predictive(HeldSamples):
@@ -242,16 +247,53 @@ class Predictive(HeldSamples):
         Returns:
             `Verdict`, whose ``text`` is one line of it.
         """
+        probe, entries, _ = self._probe_again(x, options)
+        return judge(None if probe is None else probe.values(), entries, self._origin())
+
+    def plot(self, x: Inputs = None, **options: Unpack[Options]) -> Figure:
+        """Draw the samples in one figure: traces, kinetic temperature, agreement, and the verdict above.
+
+        Traces are those of three coordinates of the predictions, among those that vary more than half of them, against
+        the sampler's step, a line a chain. The
+        temperature is that of the momenta at each sample, beside the one that was asked for. Agreement is the share of
+        the coordinates whose R̂ is below a value, between the halves of a chain and across chains (cycles count as
+        chains)::
+
+            posterior.plot(x_test[:64]).savefig("chain.png", dpi=150)
+
+        Args:
+            x: a few inputs, as in :meth:`verdict`. None for those of the last prediction; before the first one weights
+                are drawn.
+            options: as in :meth:`predict`, and then those of the last prediction.
+
+        Returns:
+            A Matplotlib figure, made without pyplot.
+
+        Raises:
+            RuntimeError: there is no sample yet.
+            ModuleNotFoundError: Matplotlib (the extra ``plots``) is not installed.
+        """
+        self._require_samples("to draw")
+        probe, entries, form = self._probe_again(x, options)
+        if probe is None:
+            states = [self._store.read(index) for index in range(len(entries))]
+            values, names = weights_of([{n: state[n] for n in self._settings["shapes"]} for state in states])
+        else:
+            values, names = probe.values(), probe.names("log p" if form.has_classes else "prediction")
+        return draw(values, names, entries, judge(None if probe is None else values, entries, self._origin()))
+
+    def _probe_again(self, x: Inputs, options: Options) -> tuple[Probe | None, Sequence[Entry], OutputFormat]:
+        """Return the predictions for ``x``, or for the rows of the last ones, with the records of their samples."""
         if x is None and self._probed is not None:
             x, options = self._probed
         form, complete = self._validated(options)
         if x is None:
-            return judge(None, self._store.entries, self._origin())
+            return None, self._store.entries, form
         run = self._run_samples(x, form, complete, form.log_prediction if form.has_classes else form.prediction)
         probe = Probe(probabilities=False)
         for _, rows, part in run.pieces(next(run.groups())):
             probe.add(rows, part.clamp_min(math.log(SMALLEST)) if form.has_classes else part)
-        return judge(probe.values(), run.entries, self._origin())
+        return probe, run.entries, form
 
     def _origin(self) -> Origin | None:
         origin = self._settings.get("origin")

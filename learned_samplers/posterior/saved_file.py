@@ -51,7 +51,7 @@ def save_collection(
         "settings": dict(settings),
         **{
             f"{name}s": [getattr(entry, name) for entry in store.entries]
-            for name in ("step", "cycle", "chain", "temperature")
+            for name in ("step", "cycle", "chain", "temperature", "kinetic")
         },
         "frozen": frozen,
     }
@@ -72,8 +72,9 @@ def read_collection(path: Path, device: torch.device) -> tuple[Store, dict[str, 
     tensors, metadata = read_tensors(path, device)
     try:
         settings, steps, cycles, chains = (metadata[name] for name in ("settings", "steps", "cycles", "chains"))
-        temperatures = metadata.get("temperatures", [None] * len(steps))  # of before they were recorded
-        columns = steps, cycles, range(1, len(steps) + 1), chains, temperatures
+        unknown = [None] * len(steps)  # of before they were recorded
+        temperatures, kinetic = metadata.get("temperatures", unknown), metadata.get("kinetics", unknown)
+        columns = steps, cycles, range(1, len(steps) + 1), chains, temperatures, kinetic
         entries = [Entry(*row) for row in zip(*columns, strict=True)]
         frozen = {str(name): str(digest) for name, digest in metadata["frozen"].items()}
         validate_counts(str(path), *entries)

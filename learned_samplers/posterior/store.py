@@ -26,6 +26,7 @@ class Entry:
 
     ``temperature`` is the largest of the sampler's groups when the state was kept, None where that is not known: of an
     optimizer without one, of states that came without a sampler, and of collections of before it was recorded.
+    ``kinetic`` is the kinetic temperature of all momenta then, likewise.
     """
 
     step: int
@@ -33,6 +34,7 @@ class Entry:
     number: int
     chain: int = 0
     temperature: float | None = None
+    kinetic: float | None = None
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,9 @@ def validate_counts(source: str, *records: Entry | Progress) -> None:
     seen = set()
     for record in records:
         for name, value in vars(record).items():
-            if name == "temperature":
+            if name in ("temperature", "kinetic"):
                 if value is not None:
-                    validation.non_negative(f"{source}: temperature", value)
+                    validation.non_negative(f"{source}: {name}", value)
             elif isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
                 raise ValueError(f"{source}: {name}={value!r} is not a count")
         if isinstance(record, Entry):

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
+from learned_samplers.base.temperatures import kinetic_temperature
 from learned_samplers.classical.restarts import Restarts
 from learned_samplers.posterior.settling import effective_size, rhat
 from learned_samplers.posterior.store import Entry
@@ -76,6 +77,13 @@ def temperature_of(sampler: Optimizer | None) -> float | None:
     return max((as_number(group["temperature"]) for group in groups if "temperature" in group), default=None)
 
 
+def kinetic_of(sampler: Optimizer | None) -> float | None:
+    """Return the mean of r² over all momenta of a sampler; None where it has none, or it is not finite."""
+    sampler = sampler.current if isinstance(sampler, Restarts) else sampler
+    kinetic = kinetic_temperature(sampler, sampler.param_groups) if isinstance(sampler, Sampler) else math.nan
+    return kinetic if math.isfinite(kinetic) else None
+
+
 class Verdict(NamedTuple):
     """The judgement on a collection.
 
@@ -109,11 +117,14 @@ class Probe:
 
     def __init__(self, *, probabilities: bool) -> None:
         self._probabilities, self._parts = probabilities, list[Tensor]()
+        #: Of the predictions of a sample, (n, ...).
+        self.shape: tuple[int, ...] = ()
 
     def add(self, rows: slice, part: Tensor) -> None:
         """Take predictions (k, n, ...) of k more samples for these rows."""
         if rows.start == 0:
-            first = part[:, :ROWS].detach().flatten(1)
+            rows_seen = part[:, :ROWS].detach()
+            first, self.shape = rows_seen.flatten(1), tuple(rows_seen.shape[1:])
             self._parts.append(first[:, :: -(-first.shape[1] // COORDINATES)].clone().cpu())
 
     def values(self) -> np.ndarray:
@@ -122,6 +133,12 @@ class Probe:
         if self._probabilities:
             values = values.clamp_min(SMALLEST).log()
         return values.numpy()
+
+    def names(self, what: str) -> list[str]:
+        """Return the names of the coordinates, as in "log p[row 3, 1]"; ``what`` is predicted."""
+        size = math.prod(self.shape)
+        places = [np.unravel_index(flat, self.shape) for flat in range(0, size, -(-size // COORDINATES))]
+        return [f"{what}[row {', '.join(str(int(i)) for i in place)}]" for place in places]
 
 
 def judge(values: np.ndarray | None, entries: Sequence[Entry], origin: Origin | None) -> Verdict:
