@@ -15,7 +15,7 @@ install = if $(PY) -m pip --version >/dev/null 2>&1; then $(PY) -m pip install -
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
 
-demo: $(DEMO)    ## what does a network not know? SGD and samplers on known and new digits (two minutes)
+demo: $(DEMO)    ## what does a network not know? Figure, TensorBoard curves and samples of SGD and samplers (two minutes)
 	$(PY) tools/demo.py
 
 check: $(READY)  ## run the fast half of the tests (two minutes on two cores): what to run at every change

@@ -1,30 +1,41 @@
-"""What does a network not know? SGD, SGHMC and L2E with one prior, on known digits, new digits and photographs.
+"""What does a network not know? SGD, SGHMC, L2E and the recommended call with one prior, on known and unknown images.
 
-    python tools/demo.py          # a minute or two; the figure goes into runs/demo
+    python tools/demo.py          # a minute or two; figure, TensorBoard curves and samples go into runs/demo
 
-A network learns the digits 0 to 7. Then it is shown the digits 8 and 9, and patches of photographs. SGD has the
-largest probability to tell such strangers by; a posterior has the disagreement of its samples.
+A network learns the digits 0 to 7. Then it is shown the digits 8 and 9, and patches of photographs. All methods have
+the entropy of their prediction to tell such strangers by; a posterior has the disagreement of its samples, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from learned_samplers import L2E, SGHMC, PosteriorSamples
+from learned_samplers import L2E, SGHMC, AdaptedSGHMC, PosteriorSamples, SampleCollection
+from learned_samplers.integrations.tensorboard import ChainLog
 from learned_samplers.metrics import accuracy, nll
 from learned_samplers.plots import PALETTE
+from learned_samplers.posterior.verdict import Unsettled
 from meta_tasks.datasets import keep_labels, load, match
 
-PRIOR = 1.0
+PRIOR, SAMPLES = 1.0, 40
 KNOWN, NEW, PHOTOS = "known digits", "new digits, 8 and 9", "photographs"
+ENTROPY, DISAGREEMENT = "entropy", "disagreement"
+RECOMMENDED = "AdaptedSGHMC"
 
 
 def network(seed: int) -> nn.Module:
@@ -32,42 +43,84 @@ def network(seed: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 8))
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, epochs: int) -> None:
-    for _ in tqdm(range(epochs), type(optimizer).__name__, leave=False):
-        for batch in torch.randperm(len(x)).split(64):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
-            optimizer.step()
-
-
-def run(seed: int, epochs: int) -> dict[str, dict[str, np.ndarray]]:
-    """By method: "accuracy" and "NLL" on the known digits, and an uncertainty for each input of each sort."""
+def images() -> tuple[Any, dict[str, Tensor]]:
+    """The digits 0 to 7, and what the network is shown."""
     data = load("digits")
     digits = keep_labels(data, range(8))
     photos = match(load("photos"), data).test_x[:500]
-    inputs = {KNOWN: digits.test_x, NEW: keep_labels(data, (8, 9)).test_x, PHOTOS: photos}
-    x, y = digits.train_x, digits.train_y
+    return digits, {KNOWN: digits.test_x, NEW: keep_labels(data, (8, 9)).test_x, PHOTOS: photos}
 
+
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, epochs: int, writer: SummaryWriter | None
+) -> None:
+    for epoch in tqdm(range(epochs), type(optimizer).__name__, leave=False, disable=writer is None):
+        losses = []
+        for batch in torch.randperm(len(x)).split(64):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        if writer is not None:
+            writer.add_scalar("loss", torch.stack(losses).mean(), (epoch + 1) * len(losses))
+
+
+def samplers(params: Any, num_data: int, steps: int) -> dict[str, Callable[[], tuple[Any, int, int]]]:
+    """By name: what makes a sampler, its burn-in and its thinning."""
+    settings: dict[str, Any] = {"num_data": num_data, "prior_precision": PRIOR}
+    burn_in, thinning = steps // 3, max(1, steps // 60)
+
+    def recommended() -> tuple[Any, int, int]:
+        sampler = AdaptedSGHMC(params, total_steps=steps, warmup=L2E, **settings)
+        return sampler, 0, sampler.thinning(min(SAMPLES, steps // 10))
+
+    return {
+        "SGHMC": lambda: (SGHMC(params, lr=0.05, **settings), burn_in, thinning),
+        RECOMMENDED: recommended,
+        "L2E": lambda: (L2E(params, **settings), burn_in, thinning),
+    }
+
+
+def run(seed: int, epochs: int, out: Path | None) -> dict[str, dict[str, Any]]:
+    """By method: "accuracy" and "NLL" on the known digits, and by statistic an uncertainty for each input of each sort.
+
+    Curves and samples go into the folder ``out``.
+    """
+    torch.set_num_threads(1)  # for so small a network several threads only wait for each other
+    warnings.simplefilter("ignore", Unsettled)  # `--show` says it
+    digits, inputs = images()
+    x, y = digits.train_x, digits.train_y
+    steps = epochs * -(-len(x) // 64)
+    curves = [None if out is None else SummaryWriter(str(out / "tensorboard" / name)) for name in ("SGD", *METHODS)]
     model = network(seed)
-    train(model, torch.optim.SGD(model.parameters(), 0.05, 0.9, weight_decay=PRIOR / len(x)), x, y, epochs)
+    train(model, torch.optim.SGD(model.parameters(), 0.05, 0.9, weight_decay=PRIOR / len(x)), x, y, epochs, curves[0])
     with torch.no_grad():
-        probs = {name: model(images).softmax(1) for name, images in inputs.items()}
-    doubts = {name: 1 - p.max(1).values for name, p in probs.items()}
-    rows = {"SGD": doubts | scores(probs[KNOWN], digits.test_y)}
-    for method in ("SGHMC", "L2E"):
+        probs = {name: model(rows).softmax(1) for name, rows in inputs.items()}
+    doubts = {name: torch.special.entr(p).sum(1).numpy() for name, p in probs.items()}
+    rows = {"SGD": {ENTROPY: doubts, **scores(probs[KNOWN], digits.test_y)}}
+    for method, writer in zip(METHODS, curves[1:], strict=True):
         model = network(seed)
-        params = model.parameters()
-        if method == "SGHMC":
-            sampler: SGHMC | L2E = SGHMC(params, lr=0.05, num_data=len(x), prior_precision=PRIOR)
-        else:
-            sampler = L2E(params, num_data=len(x), prior_precision=PRIOR)
-        steps = epochs * -(-len(x) // 64)
-        posterior = PosteriorSamples(model, sampler, burn_in=steps // 3, thinning=max(1, steps // 60))
-        train(model, sampler, x, y, epochs)
-        parts = {name: posterior.uncertainty(images) for name, images in inputs.items()}
-        doubts = {name: u.epistemic for name, u in parts.items()}
-        rows[method] = doubts | scores(parts[KNOWN].mean, digits.test_y)
-    return {method: {key: np.asarray(value) for key, value in row.items()} for method, row in rows.items()}
+        sampler, burn_in, thinning = samplers(model.parameters(), len(x), steps)[method]()
+        posterior = PosteriorSamples(model, sampler, burn_in=burn_in, thinning=thinning)
+        if writer is not None:
+            ChainLog(sampler, writer, every=max(1, steps // 300), posterior=posterior, total_steps=steps)
+        train(model, sampler, x, y, epochs, writer)
+        if out is not None:
+            (out / "samples").mkdir(parents=True, exist_ok=True)
+            posterior.save(out / "samples" / f"{method}.safetensors")
+        parts = {name: posterior.uncertainty(rows) for name, rows in inputs.items()}
+        rows[method] = {
+            ENTROPY: {name: part.total.numpy() for name, part in parts.items()},
+            DISAGREEMENT: {name: part.epistemic.numpy() for name, part in parts.items()},
+            **scores(parts[KNOWN].mean, digits.test_y),
+        }
+    for curve in filter(None, curves):
+        curve.close()
+    return rows
+
+
+METHODS = ("SGHMC", RECOMMENDED, "L2E")
 
 
 def scores(probs: Tensor, labels: Tensor) -> dict[str, float]:
@@ -85,40 +138,77 @@ def flagged(row: dict[str, np.ndarray], inputs: str) -> float:
     return float((row[inputs] > np.quantile(row[KNOWN], 0.95)).mean())
 
 
-def table(runs: list[dict[str, dict[str, np.ndarray]]]) -> str:
-    columns = {
-        "accuracy": lambda row: float(row["accuracy"]),
-        "NLL": lambda row: float(row["NLL"]),
-        "new: flagged": lambda row: flagged(row, NEW),
-        "AUROC": lambda row: auroc(row, NEW),
-        "photos: flagged": lambda row: flagged(row, PHOTOS),
-        "AUROC ": lambda row: auroc(row, PHOTOS),
+def rows_of(runs: list[dict[str, dict[str, Any]]]) -> list[tuple[str, str]]:
+    """Methods and the statistics that they have."""
+    return [(method, kind) for method, row in runs[0].items() for kind in (ENTROPY, DISAGREEMENT) if kind in row]
+
+
+def table(runs: list[dict[str, dict[str, Any]]]) -> str:
+    columns: dict[str, Callable[[dict[str, Any], str], float]] = {
+        "accuracy": lambda row, kind: float(row["accuracy"]),
+        "NLL": lambda row, kind: float(row["NLL"]),
+        "new: flagged": lambda row, kind: flagged(row[kind], NEW),
+        "AUROC": lambda row, kind: auroc(row[kind], NEW),
+        "photos: flagged": lambda row, kind: flagged(row[kind], PHOTOS),
+        "AUROC ": lambda row, kind: auroc(row[kind], PHOTOS),
     }
-    lines = [" " * 6 + "".join(name.rjust(16) for name in columns)]
-    for method in runs[0]:
-        values = [[score(one[method]) for one in runs] for score in columns.values()]
+    lines = [" " * 26 + "".join(name.rjust(16) for name in columns)]
+    for method, kind in rows_of(runs):
+        values = [[score(one[method], kind) for one in runs] for score in columns.values()]
         cells = [f"{np.mean(v):.3f}" + (f" ± {np.std(v, ddof=1):.3f}" if len(v) > 1 else "") for v in values]
-        lines.append(f"{method:6}" + "".join(cell.rjust(16) for cell in cells))
+        lines.append(f"{method:13}{kind:13}" + "".join(cell.rjust(16) for cell in cells))
     return "\n".join(lines)
 
 
-def figure(runs: list[dict[str, dict[str, np.ndarray]]]) -> Figure:
-    fig = Figure(figsize=(9, 3.2), layout="constrained")
-    for ax, method in zip(fig.subplots(1, len(runs[0]), sharey=True), runs[0]):
-        shares = [np.mean([flagged(one[method], name) for one in runs]) for name in (KNOWN, NEW, PHOTOS)]
-        bars = ax.bar(["known\ndigits", "new\ndigits", "photo-\ngraphs"], shares, color=PALETTE[:3])
-        ax.bar_label(bars, [f"{share:.0%}" for share in shares], padding=2)
-        ax.set(title=method, ylim=(0, 1.1), yticks=[0, 0.5, 1], yticklabels=["0", "50 %", "100 %"])
-        ax.spines[["top", "right"]].set_visible(False)
-    fig.axes[0].set_ylabel("flagged as unsure")
+def figure(runs: list[dict[str, dict[str, Any]]]) -> Figure:
+    """Bars of what is flagged: one panel a sort of images, a bar a method and statistic."""
+    fig = Figure(figsize=(5.4, 5.0), layout="constrained")
+    methods, kinds = list(runs[0]), (ENTROPY, DISAGREEMENT)
+    titles = {KNOWN: "Known digits, 0 to 7", NEW: "New digits, 8 and 9", PHOTOS: "Photographs"}
+    for ax, (name, title) in zip(fig.subplots(3, 1, sharex=True), titles.items(), strict=True):
+        for place, (kind, color) in enumerate(zip(kinds, PALETTE, strict=False)):
+            at = [k for k, method in enumerate(methods) if kind in runs[0][method]]
+            shares = [np.mean([flagged(one[methods[k]][kind], name) for one in runs]) for k in at]
+            where = [k + (0.2 if place else -0.2) if DISAGREEMENT in runs[0][methods[k]] else k for k in at]
+            bars = ax.barh(where, shares, 0.38, color=color, label=kind)
+            ax.bar_label(bars, [f"{share:.0%}" for share in shares], padding=2, fontsize=9)
+        ax.set(xlim=(0, 1.1), yticks=range(len(methods)), yticklabels=methods, xticks=[])
+        ax.set_title(title, loc="left", fontsize=11)
+        ax.invert_yaxis()
+        ax.spines[["top", "right", "bottom"]].set_visible(False)
+    fig.axes[0].legend(title="flagged by", frameon=False, loc="center right")
     return fig
 
 
 EXPLANATION = """
 Every method has the same prior and {epochs} epochs; mean ± standard deviation over {seeds} runs. Flagged: the share
-that is less sure than 95 of 100 known digits. AUROC: how often a stranger is less sure than a known digit. SGD's
-uncertainty is 1 - its largest probability, a sampler's is epistemic: how far its samples disagree.
+that is less sure than 95 of 100 known digits. AUROC: how often a stranger is less sure than a known digit. Less sure
+by the entropy of the (averaged) prediction, or by how far the samples of a posterior disagree. AdaptedSGHMC is the
+recommended call, AdaptedSGHMC(params, num_data=N, total_steps=n, warmup=L2E).
 """
+
+
+def opens(out: Path) -> str:
+    """The three lines that open what a run has left."""
+    python = os.path.relpath(sys.executable) if Path(sys.executable).is_relative_to(Path.cwd()) else sys.executable
+    return "\n".join(
+        (
+            "The figure, the curves and the samples of the first run:",
+            f"  {python} -m webbrowser {(out / 'uncertainty.png').resolve().as_uri()}",
+            f"  {python} -m tensorboard.main --logdir {out / 'tensorboard'}",
+            f"  {python} tools/demo.py --show {out / 'samples' / RECOMMENDED}.safetensors",
+        )
+    )
+
+
+def show(file: Path) -> None:
+    """Load samples, predict with them, and draw the chain beside the file."""
+    digits, _ = images()
+    samples = SampleCollection.load(file, network(0))
+    probs = samples.predict(digits.test_x)
+    print(f"{len(samples)} samples: {scores(probs, digits.test_y)}", samples.verdict().text, sep="\n")
+    samples.plot().savefig(file.with_suffix(".png"), dpi=150)
+    print(f"chain: {file.with_suffix('.png')}")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -126,13 +216,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=2, help="runs from different first weights (default: 2)")
     parser.add_argument("--epochs", type=int, default=280, help="of 649 images (default: 280)")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"))
+    parser.add_argument("--show", type=Path, metavar="FILE", help="look at samples that a run has saved, and stop")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)  # for so small a network several threads only wait for each other
-    runs = [run(seed, options.epochs) for seed in range(options.seeds)]
+    if options.show:
+        show(options.show)
+        return
     options.out.mkdir(parents=True, exist_ok=True)
+    tasks = [(seed, options.epochs, None if seed else options.out) for seed in range(options.seeds)]
+    if len(tasks) == 1:
+        runs = [run(*tasks[0])]
+    else:
+        with get_context("spawn").Pool(min(len(tasks), os.cpu_count() or 1)) as pool:  # a core each
+            runs = pool.starmap(run, tasks, chunksize=1)
     figure(runs).savefig(options.out / "uncertainty.png", dpi=150)
     print(EXPLANATION.format(epochs=options.epochs, seeds=options.seeds), table(runs), sep="\n")
-    print(f"\nfigure: {options.out / 'uncertainty.png'}")
+    print("", opens(options.out), sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,32 @@
-"""The demo, on a few epochs: its table, its figure, and what its two scores mean."""
+"""The demo, on a few epochs: its table, what it leaves, the lines that open that, and what its two scores mean."""
 
 import numpy as np
 import pytest
-from demo import KNOWN, NEW, auroc, flagged, main
+from demo import KNOWN, METHODS, NEW, auroc, flagged, main, opens
 
 
-def test_it_prints_a_row_a_method_and_draws(tmp_path, capsys):
+def test_it_prints_a_row_a_method_and_leaves_figure_curves_and_samples(tmp_path, capsys):
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     main(["--seeds", "1", "--epochs", "4", "--out", str(tmp_path)])
-    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line}
-    for method in ("SGD", "SGHMC", "L2E"):
-        assert len(rows[method]) == 6
-        assert float(rows[method][0]) > 0.5  # accuracy: it has learned something
+    printed = capsys.readouterr().out
+    rows = [line.split() for line in printed.splitlines() if line]
+    by_method = {(row[0], row[1]): row[2:] for row in rows if len(row) == 8}
+    expected = {(method, kind) for method in METHODS for kind in ("entropy", "disagreement")} | {("SGD", "entropy")}
+    assert expected <= set(by_method)
+    assert all(float(by_method[key][0]) > 0.3 for key in expected), "accuracy: it has learned something"
     assert (tmp_path / "uncertainty.png").stat().st_size > 1000
+    assert printed.endswith(opens(tmp_path) + "\n")
+    assert len(opens(tmp_path).splitlines()) == 4
+    for method in ("SGD", *METHODS):
+        events = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard" / method)).Reload()
+        tags = set(events.Tags()["scalars"])
+        assert len(events.Scalars("loss")) == 4
+        assert {"chain/kinetic_temperature", "chain/seconds_left"} <= tags or method == "SGD"
+    file = tmp_path / "samples" / "AdaptedSGHMC.safetensors"
+    main(["--show", str(file)])
+    printed = capsys.readouterr().out
+    assert "samples: {'accuracy': 0." in printed
+    assert file.with_suffix(".png").stat().st_size > 1000
 
 
 def test_the_scores_are_shares_of_pairs_and_of_strangers():
