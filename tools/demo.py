@@ -13,6 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -228,8 +229,9 @@ def main(arguments: list[str] | None = None) -> None:
     if len(tasks) == 1:
         runs = [run(*tasks[0])]
     else:
-        with get_context("spawn").Pool(min(len(tasks), os.cpu_count() or 1)) as pool:  # a core each
-            runs = pool.starmap(run, tasks, chunksize=1)
+        workers = min(len(tasks), os.cpu_count() or 1)  # a core each
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            runs = list(pool.map(run, *zip(*tasks, strict=True)))
     figure(runs).savefig(options.out / "uncertainty.png", dpi=150)
     print(EXPLANATION.format(epochs=options.epochs, seeds=options.seeds), table(runs), sep="\n")
     print("", opens(options.out), sep="\n")
