@@ -1,8 +1,8 @@
 """Declaration of selective prediction: how many predictions can be kept, at which share of errors?
 
 Fashion-MNIST at 14×14, an MLP with 64 hidden units, 2,000 labelled images, the prior N(0, 1/λ) for all, `STEPS`
-gradients of `BATCH` images. ``sgd``: one network, momentum and a cosine; ``sghmc``: `SGHMC` at T = 1, half of the steps
-are left out; ``adapted``: `AdaptedSGHMC` as README has it, T = 0.1; ``ensemble``: five networks as SGD's that share the
+gradients of `BATCH` images. ``SGD``: one network, momentum and a cosine; ``SGHMC`` at T = 1, half of the steps
+are left out; ``AdaptedSGHMC`` as README has it, T = 0.1; ``ensemble``: five networks as SGD's that share the
 gradients; ``five``: five that have as many each, at five times the cost. Doubt is 1 − the largest averaged probability,
 of all alike. The threshold is chosen on half of 10,000 test images, risk and coverage are those of the other half.
 Nothing was tuned.
@@ -31,7 +31,7 @@ from meta_tasks.datasets import load
 
 TRAIN, TEST, STEPS, BATCH, MEMBERS, SAMPLES = 2000, 10_000, 5000, 64, 5, 50
 SGD_LR, SGHMC_LR, MOMENTUM_DECAY, PRECISION, RISK = 0.1, 0.02, 0.1, 1.0, 0.05
-METHODS = ("sgd", "sghmc", "adapted", "ensemble", "five")
+METHODS = ("SGD", "SGHMC", "AdaptedSGHMC", "ensemble", "five")
 #: Points of the curves, of so many test rows each.
 EVERY = 50
 
@@ -60,8 +60,8 @@ def by_sgd(x: Tensor, y: Tensor, steps: int, seed: int) -> nn.Module:
 
 def probabilities(method: str, x: Tensor, y: Tensor, inputs: Tensor, seed: int) -> Tensor:
     """Return the averaged probabilities (row, class) of the inputs, after a training on (x, y)."""
-    if method in ("sgd", "ensemble", "five"):
-        members = 1 if method == "sgd" else MEMBERS
+    if method in ("SGD", "ensemble", "five"):
+        members = 1 if method == "SGD" else MEMBERS
         steps = STEPS // members if method == "ensemble" else STEPS
         models = [by_sgd(x, y, steps, 100 * seed + k) for k in range(members)]
         with torch.no_grad():
@@ -69,7 +69,7 @@ def probabilities(method: str, x: Tensor, y: Tensor, inputs: Tensor, seed: int) 
     model, generator = network(100 * seed), torch.Generator().manual_seed(seed)
     shared: dict[str, Any] = {"num_data": len(x), "prior_precision": PRECISION, "generator": generator}
     sampler: torch.optim.Optimizer
-    if method == "sghmc":
+    if method == "SGHMC":
         sampler = SGHMC(model.parameters(), lr=SGHMC_LR, momentum_decay=MOMENTUM_DECAY, **shared)
     else:
         sampler = AdaptedSGHMC(model.parameters(), temperature=0.1, total_steps=STEPS, warmup=L2E, **shared)
