@@ -45,7 +45,7 @@ def estimators() -> str:
     try:
         from learned_samplers import estimators as room
     except ImportError:
-        return "  They need scikit-learn: pip install 'learned-samplers[estimators]'"
+        return "  They need scikit-learn: in the checkout, pip install '.[estimators]'"
     classes = [name for name in room.__all__ if isinstance(getattr(room, name), type)]
     docs = [(inspect.getdoc(getattr(room, name)) or "").split("\n")[0] for name in classes]
     return "\n".join(f"  {name:<21}  {line}" for name, line in zip(classes, docs, strict=True))

@@ -1,6 +1,6 @@
 """Differentiable samplers: ``higher`` unrolls the chain, and gradients flow through every step of it.
 
-``import learned_samplers.differentiable`` (it needs ``pip install "learned-samplers[higher]"``) makes the samplers of
+``import learned_samplers.differentiable`` (it needs ``pip install '.[higher]'``) makes the samplers of
 this package known to ``higher``; where ``higher`` was imported first, ``import learned_samplers`` does. Then
 ``higher.innerloop_ctx(model, sampler)`` works, with the same rules as the samplers', out of place and on the autograd
 tape. Gradients flow to initial parameters, to hyperparameters given as ``override={"lr": [tensor]}``, and to the data.

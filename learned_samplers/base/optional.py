@@ -20,7 +20,7 @@ def require(module: str, extra: str) -> Any:
         if error.name is None or error.name.partition(".")[0] != package:
             raise  # it is there, and lacks something itself
         raise ModuleNotFoundError(
-            f'{package} is needed here and is not installed: pip install "learned-samplers[{extra}]"', name=package
+            f"{package} is needed here and is not installed: in the checkout, pip install '.[{extra}]'", name=package
         ) from error
 
 

@@ -14,7 +14,7 @@ _OF_KURTOSES = 6.0
 # Bias below which a simulation may confirm that a Metropolis sampler is exact.
 _SMALL = 0.03
 # Relative bias at the smaller lr, of a step that is not linear, above which its size says nothing of how it scales.
-_TOO_LARGE = 0.5
+_TOO_LARGE = 0.25
 # Tolerances above which what a simulation resolves is too coarse to pass on.
 _COARSE = 5.0
 # Share of the variance that a simulation begins with which may be left in what it measures: by so much a bias would be
@@ -123,7 +123,7 @@ def judge(
         return "biased", False, f"the bias does not vanish with lr: {coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
     elif not linear and fine > max(finer, _TOO_LARGE):
         sizes = f"{coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
-        return "biased", False, f"bias {sizes}: too large to say whether it vanishes with lr"
+        return "biased", False, f"bias {sizes}: too large to say whether it vanishes with lr; take a smaller lr"
     else:
         verdict = "O(h)"
     fourth, lasting = _fourth_moment(results, tolerance, refine)

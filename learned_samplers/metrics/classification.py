@@ -9,7 +9,7 @@ A probability of exactly zero (float32 underflows below 1e-45) would make a loga
 probabilities are therefore floored at 1.2e-38, the smallest normal float32: an example whose label was given
 probability zero costs 87.3 nats.
 
-`ece` and `ood_auroc` are torchmetrics' own, and need ``pip install "learned-samplers[metrics]"``.
+`ece` and `ood_auroc` are torchmetrics' own, and need ``pip install '.[metrics]'``.
 """
 
 from __future__ import annotations

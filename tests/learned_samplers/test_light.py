@@ -89,7 +89,7 @@ def test_a_missing_package_is_named_with_its_extra(code, package, extra):
     program = f"{BARE}\nimport torch\ntry:\n    exec({code!r})\nexcept ImportError as error:\n    print(error)"
     told = run(program)
     assert told.startswith(package)
-    assert f"learned-samplers[{extra}]" in told
+    assert f"pip install '.[{extra}]'" in told
 
 
 def test_every_extra_that_is_named_exists():

@@ -34,7 +34,7 @@ def test_without_scikit_learn_it_says_what_the_estimators_need(monkeypatch, caps
     monkeypatch.delattr(learned_samplers, "estimators", raising=False)
     monkeypatch.setitem(sys.modules, "learned_samplers.estimators", None)
     main([])
-    assert "learned-samplers[estimators]" in capsys.readouterr().out
+    assert "pip install '.[estimators]'" in capsys.readouterr().out
 
 
 def test_a_reader_that_has_seen_enough_makes_no_traceback():

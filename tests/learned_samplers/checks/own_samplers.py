@@ -38,6 +38,16 @@ class Langevin(Own):
             p.sub_(self.bend * p.abs())
 
 
+class OwnRMSprop(Own):
+    """SGLD along RMSprop's rescaled gradient, without the term Γ of the moving rescaling."""
+
+    def move(self, p, lr, n):
+        square = self.state[p].setdefault("square", torch.zeros_like(p))
+        square.mul_(0.99).addcmul_(p.grad, p.grad, value=0.01)
+        scale = 1 / (square.sqrt() + 1e-5)
+        p.sub_(lr * scale * p.grad).add_((2 * lr / n * scale).sqrt() * torch.randn_like(p))
+
+
 def changed(cls, **attributes):
     """The class with other attributes."""
     return type(cls.__name__, (cls,), attributes)
