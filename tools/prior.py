@@ -25,9 +25,10 @@ from experiments.prior import cold, headroom, relevance, suggestions
 class Options:
     """Which experiment, where its data lie and its results go."""
 
+    # What to run.
     experiment: tyro.conf.Positional[Literal["headroom", "suggestions", "cold", "relevance"]]
     root: str | None = None  # Folder of the data sets.
-    out: Path = Path("runs/prior")
+    out: Path = Path("runs/prior")  # Folder of the runs and figures.
     seeds: int = 3  # Of suggestions.
 
 

@@ -51,7 +51,7 @@ class AdapterOptions(DataOptions, RunOptions):
     labels: tuple[int, ...] = (100, 1000)  # Labelled reviews.
     method: tuple[Annotated[str, one_of(METHODS, "METHOD")], ...] = tuple(METHODS)  # Methods.
     steps: int = 200  # Gradients of a run, of 16 reviews.
-    base: BaseSettings = field(default_factory=BaseSettings)
+    base: BaseSettings = field(default_factory=BaseSettings)  # The transformer that is adapted.
     out: Path = Path("runs/adapters")  # Folder of the base's weights, the runs, the table and the results.
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from experiments.audit.measure import PRECISION
 class Subject:
     """A sampler under test, at the settings of an example. A package is imported when its chain begins."""
 
-    name: str
+    name: str  # of package and sampler, as the table shows it
     begin: partial[Any]  # from first positions, N and keywords to a chain
     lr: float  # step size of the example, in the package's units; 0 where it is tuned
     example: str  # whose settings these are
