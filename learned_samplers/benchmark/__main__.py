@@ -27,8 +27,8 @@ from learned_samplers.benchmark.run import benchmark, row
 from learned_samplers.benchmark.targets import TARGETS
 from learned_samplers.table import SAMPLERS
 
-_CELLS = """0 is best: errors of means (in standard deviations) and of standard deviations (|log ratio|), or of classifiers the
-total variation; in brackets effective samples in 1,000 gradients"""
+_CELLS = """0 is best: errors of means (in standard deviations) and of standard deviations (|log ratio|), or of
+classifiers the total variation; in brackets effective samples in 1,000 gradients"""
 
 
 def named(name: str) -> Callable[..., Any]:
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("sampler", nargs="?", help="a name of the table, module.Class or module.function")
     parser.add_argument("--table", type=Path, help="print the table of the files in this folder instead")
-    parser.add_argument("--gradients", type=int, default=2000, help="budget of a run, at least 800; 2,000, as in the table")
+    parser.add_argument("--gradients", type=int, default=2000, help="of a run, at least 800; 2,000, as in the table")
     kept = "some of the five; a file of the same settings keeps its others"
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), help=kept)
     parser.add_argument("--out", type=Path, default=Path("."), help="folder of the JSON file")
