@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import newcomer
 import pytest
 import torch
+
+from learned_samplers import SGHMC
 
 
 @pytest.mark.parametrize("table", newcomer.TABLES)
@@ -33,11 +37,16 @@ def test_an_unknown_table_is_refused(capsys):
     assert "boston" in capsys.readouterr().err
 
 
-def test_the_line_of_the_first_page_predicts_as_well_as_the_sgd_it_replaces():
-    """On every table, by the means of two seeds: no worse than seeds make it; ahead on the one that is mostly noise."""
+def difference(table, method):
+    """Loss less that of SGD, a mean over two seeds."""
+    baseline = "SGD, the prior as its decay"
+    return sum(newcomer.score(table, method, s)[0] - newcomer.score(table, baseline, s)[0] for s in range(2)) / 2
+
+
+def test_the_line_of_the_first_page_predicts_as_well_as_the_sgd_it_replaces(monkeypatch):
+    """On every table no worse than seeds make it, ahead where most is noise; a line too hot is seen."""
     for table in newcomer.TABLES:
-        ours, theirs = (
-            sum(newcomer.score(table, method, seed)[0] for seed in range(2)) / 2
-            for method in ("SGHMC, λ = 1, T = 0.1", "SGD, the prior as its decay")
-        )
-        assert ours < theirs + (0.06 if table != "diabetes" else -0.05), table
+        assert difference(table, "SGHMC, λ = 1, T = 0.1") < (0.06 if table != "diabetes" else -0.05), table
+    hot = functools.partial(SGHMC, lr=0.05, prior_precision=1.0, temperature=10.0)
+    monkeypatch.setitem(newcomer.METHODS, "too hot", lambda model, n: hot(model.parameters(), num_data=n))
+    assert difference("digits", "too hot") > 0.06
