@@ -123,7 +123,7 @@ def test_a_data_set_needs_a_reader_and_its_entry_alone(monkeypatch):
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "learned-samplers\[meta\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[meta\]'"):
         load("digits")
 
 
