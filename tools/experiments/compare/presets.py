@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.compare import cifar32, distance, explore
+from experiments.compare import chains16, cifar32, distance, explore
 from experiments.harness.runs.methods import Row
 from experiments.harness.runs.settings import Settings
 
@@ -109,6 +109,7 @@ PRESETS: dict[str, Preset] = {
     "cifar100_augmented_full": _full(5100, 320, dataset="cifar100", augment=True),
     "explore_digits": Preset(*explore.DIGITS, explore.DIGITS_ROWS, {"seeds": 6, **_EXPLORE}, explore.criterion),
     "explore_fashion": Preset(*explore.FASHION, explore.FASHION_ROWS, {"seeds": 3, **_EXPLORE}, explore.criterion),
+    "chains16": Preset(chains16.SETTINGS, chains16.BUDGETS, chains16.ROWS, chains16.OPTIONS),
     "cifar32": Preset(cifar32.SETTINGS, cifar32.BUDGETS, cifar32.ROWS, cifar32.OPTIONS),
     "distance_digits": Preset(
         distance.DIGITS, distance.BUDGETS, distance.DIGITS_ROWS, distance.OPTIONS, distance.criterion
