@@ -109,4 +109,4 @@ def _of(result: dict[str, Any], prior: str, temperature: float) -> float:
         return runs[temperature, 1.0, 1.0][1]
     if prior.startswith("one"):
         allowed = [key for key in allowed if key[2] == 1.0]
-    return min(runs[key] for key in allowed)[1]
+    return min((runs[key][0], runs[key][1]) for key in allowed)[1]
