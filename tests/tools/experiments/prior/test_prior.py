@@ -79,3 +79,6 @@ def test_each_temperature_has_the_prior_that_its_validation_rows_chose(tmp_path,
     chosen = min(value for key, value in result["runs"].items() if key.startswith("1.0 "))
     assert best[0] == pytest.approx(chosen[1], abs=6e-4)
     assert 0 < result["hmc"] < 2.3
+    result["runs"].popitem()
+    file.write_text(json.dumps(result))
+    assert cold.table(None, tmp_path) == lines, "runs of the file and of this sitting alike"
