@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers import (
+    BAOA,
     L2E,
     MCLMC,
     PSGLD,
@@ -47,6 +48,8 @@ def _meta_network() -> nn.Module:
     return build_meta_network((6,), zero_last=False, generator=torch.Generator().manual_seed(1))
 
 
+#: Without bias on Gaussians at every stable step: the sampler with which the laws of other parts are measured.
+UNBIASED = BAOA
 _CYCLES = table.SAMPLERS["CyclicalSGMCMC"].settings
 #: Variants worth a test of their own, and learned samplers with small networks, by a name for the test report.
 _VARIANTS: dict[str, Make] = {

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from learned_samplers import BAOA, HMC, SGHMC, AdaptedSGHMC, CyclicalSchedule
+from learned_samplers import HMC, SGHMC, AdaptedSGHMC, CyclicalSchedule
 from learned_samplers.checks import suggest_prior, suggest_temperature
 from learned_samplers.plots import held_out_path
 from learned_samplers.priors import FanIn, GammaHyperprior
+from tests.harness import UNBIASED
 
 ROWS, INPUTS = 60, 20
 CROSS_ENTROPY = nn.functional.cross_entropy
@@ -46,12 +47,12 @@ def linear():
     return nn.Linear(INPUTS, 1, bias=False)
 
 
-def make(named, cls=BAOA, **settings):
+def make(named, cls=UNBIASED, **settings):
     """A chain fast enough for paths of some thousand steps."""
     return cls(named, num_data=ROWS, **{"lr": 0.2, "prior_precision": 1.0, "momentum_decay": 0.3, **settings})
 
 
-class WithoutPrior(BAOA):
+class WithoutPrior(UNBIASED):
     """Planted: it does not take the precision that it is given."""
 
     def hyper(self, group, **options):
@@ -61,7 +62,7 @@ class WithoutPrior(BAOA):
 FACTORS = (100.0, 10.0, 1.0, 0.1)
 
 
-def prior_report(cls=BAOA, signal=0.1, **options):
+def prior_report(cls=UNBIASED, signal=0.1, **options):
     train, held_out = regression(signal)
     options = {"factors": FACTORS, "held_out": held_out, "steps": 6000, "batch_size": ROWS} | options
     return suggest_prior(linear(), gaussian, train, lambda named: make(named, cls), **options)

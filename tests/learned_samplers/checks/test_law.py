@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from learned_samplers import BAOA, HMC, SGHMC, SGLD, SGNHT
+from learned_samplers import HMC, SGHMC, SGLD, SGNHT
 from learned_samplers.checks import law as module
 from learned_samplers.checks.law import Law
+from tests.harness import UNBIASED
 from tests.learned_samplers.checks.own_samplers import Langevin, N, bent, changed
 
 SMALL = dict(coordinates=4000, steps=300)
@@ -24,8 +25,8 @@ def hmc(p):
         (SGLD, "O(h)", {}, True),
         (SGLD, "exact", {}, False),
         (SGLD, "O(h^2)", {}, False),
-        (BAOA, "exact", {}, True),
-        (BAOA, "O(h^2)", {}, True),
+        (UNBIASED, "exact", {}, True),
+        (UNBIASED, "O(h^2)", {}, True),
         (lambda p: SGHMC(p, 0.1, N, momentum_decay=0.5), "O(h)", {}, True),
         (Langevin, "O(h)", {}, True),
         (HOT, "O(h)", {}, False),

@@ -6,9 +6,10 @@ import re
 import pytest
 import torch
 
-from learned_samplers import BAOA, SGHMC, SGLD, SGNHT, check_sampler
+from learned_samplers import SGHMC, SGLD, SGNHT, check_sampler
 from learned_samplers.checks.linear import read_linear_step
 from learned_samplers.checks.moments import JointLaw, JointMoment, Kurtosis, correlated, remembered
+from tests.harness import UNBIASED
 from tests.learned_samplers.checks.own_samplers import Langevin, N, Own, bent, changed
 
 
@@ -44,8 +45,8 @@ class LeimkuhlerMatthews(Own):
         kept[key] = new
 
 
-class Drawn(BAOA):
-    """BAOA at a = 1 with any noise of unit variance."""
+class Drawn(UNBIASED):
+    """The unbiased sampler at a = 1, with any noise of unit variance."""
 
     def __init__(self, params):
         super().__init__(params, 0.1, N, momentum_decay=1.0)
@@ -155,7 +156,7 @@ def test_the_kurtosis_of_normal_numbers_is_three_within_its_error(size, steps, k
         assert abs(sum(off)) / 50 < 1
 
 
-@pytest.mark.parametrize("make", [SGLD, SGHMC, BAOA, SGNHT])
+@pytest.mark.parametrize("make", [SGLD, SGHMC, UNBIASED, SGNHT])
 def test_right_samplers_pass_where_they_are_simulated(make):
     """At the default number of steps, with a step that is bent too little to move the law."""
     report = check_sampler(lambda p: bent(make)(p, 0.1, N), coordinates=500, tolerance=0.05, refinement=2)

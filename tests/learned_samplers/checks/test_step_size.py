@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from learned_samplers import BAOA, SGHMC, SGLD, suggest_lr
+from learned_samplers import SGHMC, SGLD, suggest_lr
 from learned_samplers.checks.step_size import MeanLoss, largest_curvature
-from tests.harness import small_data, small_network
+from tests.harness import UNBIASED, small_data, small_network
 from tests.learned_samplers.posterior.common import Built
 
 N, CROSS_ENTROPY = 500, nn.functional.cross_entropy
@@ -78,9 +78,9 @@ def _quadratic(curvature):
         (lambda p: SGLD(p, 0.1, N), 2.0, lambda s: 1 / (1 - s / 2) - 1),
         (lambda p: SGHMC(p, 0.1, N), 2 * 1.9, lambda s: 2 * 1.9 / (4 - 0.2 - s) - 1),
         (lambda p: SGHMC(p, 0.1, N, momentum_decay=0.5), 2 * 1.5, lambda s: 2 * 1.5 / (4 - 1 - s) - 1),
-        (lambda p: BAOA(p, 0.1, N, temperature=0.3), 4.0, lambda s: 0.0),
+        (lambda p: UNBIASED(p, 0.1, N, temperature=0.3), 4.0, lambda s: 0.0),
     ],
-    ids=["SGLD", "SGHMC", "SGHMC-half", "BAOA"],
+    ids=["SGLD", "SGHMC", "SGHMC-half", "unbiased"],
 )
 def test_limits_and_biases_are_the_closed_forms(make, limit, bias):
     """``limit`` and the argument of ``bias`` are in units of lr times curvature."""

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers import BAOA, SGHMC, SGLD
+from learned_samplers import SGHMC, SGLD
 from learned_samplers.diagnostics import local_learning_coefficient
+from tests.harness import UNBIASED
 from tests.learned_samplers.posterior.common import Built
 
 
@@ -63,7 +64,7 @@ def whitened(rows, width):
     return q * rows**0.5
 
 
-@pytest.mark.parametrize("sampler", [SGLD, BAOA, SGHMC])
+@pytest.mark.parametrize("sampler", [SGLD, UNBIASED, SGHMC])
 def test_a_regular_model_has_half_its_parameters(sampler):
     model = nn.Linear(8, 2, bias=False).double()
     x = whitened(400, 8)
@@ -90,7 +91,7 @@ def test_chains_that_still_spread_are_not_settled_and_their_coefficient_is_too_s
     """The planted fault: a hundredth of the learning rate, at which the losses still rise when they are measured."""
     model = nn.Linear(8, 2, bias=False).double()
     x = whitened(400, 8)
-    options = dict(num_data=1e5, localization=10.0, num_chains=3, burn_in=50, steps=400, sampler=partial(BAOA))
+    options = dict(num_data=1e5, localization=10.0, num_chains=3, burn_in=50, steps=400, sampler=partial(UNBIASED))
     data = x, x @ model.weight.detach().T
     good, slow = (local_learning_coefficient(model, squared, data, lr=lr, **options) for lr in (0.3, 3e-4))
     assert good.settled
@@ -114,7 +115,7 @@ def test_a_rank_deficient_product_of_matrices_has_the_closed_form():
         (x, model(x).detach()),
         num_data=1e7,
         localization=1.0,
-        sampler=BAOA,
+        sampler=UNBIASED,
         lr=0.3,
         num_chains=3,
         burn_in=700,
@@ -239,6 +240,6 @@ def test_a_loss_of_fourth_order_needs_a_learning_rate_and_has_a_quarter():
 
     with pytest.raises(ValueError, match=r"no positive curvature.*give lr="):
         coefficient(steps=2)
-    result = coefficient(lr=1.0, num_chains=2, steps=2000, sampler=BAOA)
+    result = coefficient(lr=1.0, num_chains=2, steps=2000, sampler=UNBIASED)
     assert float(result) == pytest.approx(0.25, rel=0.15)
     assert result.settled

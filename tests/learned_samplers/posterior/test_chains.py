@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from learned_samplers import (
-    BAOA,
     HMC,
     L2E,
     MCLMC,
@@ -21,7 +20,7 @@ from learned_samplers import (
 )
 from learned_samplers.base import matrices
 from learned_samplers.diagnostics import split_rhat
-from tests.harness import SAMPLERS
+from tests.harness import SAMPLERS, UNBIASED
 from tests.learned_samplers.posterior.common import Built, X, Y, ensemble, frozen, network, recurrent
 
 K, N = 3, 20
@@ -260,7 +259,7 @@ def draws(samples):
 
 
 CASES = {
-    "BAOA": (BAOA, 500, {"lr": 0.5, "momentum_decay": 0.2}),
+    "unbiased": (UNBIASED, 500, {"lr": 0.5, "momentum_decay": 0.2}),
     "HMC": (HMC, 100, {"lr": 0.5, "leapfrog_steps": 6}),
     "MCLMC": (MCLMC, 500, {"lr": 0.1, "momentum_decay": 0.2}),
 }
@@ -281,10 +280,10 @@ def test_each_chain_has_its_own_law(name):
 
 def test_r_hat_knows_the_chains():
     settings = {"lr": 0.5, "momentum_decay": 0.2}
-    same = sample(BAOA, 1000, torch.ones(4), **settings)
+    same = sample(UNBIASED, 1000, torch.ones(4), **settings)
     assert same.chains == [k for k in range(4) for _ in range(400)]
     assert split_rhat(same).max() < 1.05
-    unequal = sample(BAOA, 1000, torch.tensor([1.0, 1.0, 1.0, 20.0]), **settings)  # the planted fault
+    unequal = sample(UNBIASED, 1000, torch.tensor([1.0, 1.0, 1.0, 20.0]), **settings)  # the planted fault
     assert split_rhat(unequal).max() > 1.2
 
 
@@ -293,7 +292,7 @@ def test_the_samples_are_saved_resumed_and_predict(tmp_path, separate):
     networks = ensemble(count=K)
     chains = Chains(networks, separate=separate)
     chains.precondition({name: torch.full((1,), 0.7) for name in chains.names})
-    posterior = PosteriorSamples(chains, sampler := BAOA(chains.parameters(), lr=0.01, num_data=N), thinning=2)
+    posterior = PosteriorSamples(chains, sampler := UNBIASED(chains.parameters(), lr=0.01, num_data=N), thinning=2)
     run(chains, sampler, 5)
     samples = chains.split(posterior)
     assert (len(samples), samples.chains, samples.steps) == (6, [0, 0, 1, 1, 2, 2], [2, 4] * 3)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from learned_samplers import BAOA, HMC, L2E, SGHMC, AdaptedSGHMC, CyclicalSchedule, PosteriorSamples
+from learned_samplers import HMC, L2E, SGHMC, AdaptedSGHMC, CyclicalSchedule, PosteriorSamples
 from learned_samplers.priors import GammaHyperprior
-from tests.harness import closure_for, flat, small_network
+from tests.harness import UNBIASED, closure_for, flat, small_network
 
 CURVATURE, SHAPE, RATE = 4.0, 4.0, 2.0
 TARGET = torch.linspace(-1.5, 1.5, 6, dtype=torch.float64)
@@ -32,10 +32,10 @@ def exact_moments(temperature, curvature=CURVATURE):
 
 
 def logs_of_precision(temperature, prior, curvature=CURVATURE, steps=16_000):
-    """log λ along a chain of `BAOA`, which has no bias on Gaussians, on the energy ½k‖θ − y‖² of six weights."""
+    """log λ along a chain without bias on Gaussians, on the energy ½k‖θ − y‖² of six weights."""
     theta = torch.zeros(6, dtype=torch.float64, requires_grad=True)
     generator = torch.Generator().manual_seed(3)
-    sampler = BAOA([theta], 0.1, 1.0, temperature=temperature, prior_precision=prior, generator=generator)
+    sampler = UNBIASED([theta], 0.1, 1.0, temperature=temperature, prior_precision=prior, generator=generator)
     logs = []
     for step in range(steps):
         theta.grad = curvature * (theta.detach() - TARGET)

@@ -7,13 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers import BAOA, HMC, MCLMC, SGHMC, AdaptedSGHMC
+from learned_samplers import HMC, MCLMC, SGHMC, AdaptedSGHMC
 from learned_samplers.base.prior import BY_INPUT
 from learned_samplers.priors import Relevance
-from tests.harness import closure_for, flat, small_network
+from tests.harness import UNBIASED, closure_for, flat, small_network
 
 CURVATURE, SHAPE, RATE = 4.0, 2.0, 0.5
-BEST = torch.tensor([[0.0, 0.5, 1.0, 2.0]], dtype=torch.float64)
+BEST = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64)
+#: Inputs of each best value: their weights are independent, and so are as many chains.
+COPIES = 8
 
 
 def exact_moments(temperature):
@@ -27,20 +29,20 @@ def exact_moments(temperature):
     return mean, np.sqrt((weights * (w - mean) ** 2).sum(0))
 
 
-def errors(prior, temperature, steps=24_000):
+def errors(prior, temperature, steps=3_300):
     """Largest errors of means and of deviations, in exact deviations, and the configurational temperature over T."""
-    weight = torch.zeros(1, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.zeros(1, 4 * COPIES, dtype=torch.float64, requires_grad=True)
     generator = torch.Generator().manual_seed(0)
-    sampler = BAOA([weight], 0.05, 1.0, temperature=temperature, prior_precision=prior, generator=generator)
+    sampler = UNBIASED([weight], 0.05, 1.0, temperature=temperature, prior_precision=prior, generator=generator)
     states, virial = [], []
     for step in range(steps):
-        weight.grad = CURVATURE * (weight.detach() - BEST)
+        weight.grad = CURVATURE * (weight.detach() - BEST.repeat(COPIES))
         if step >= 300 and step % 4 == 0:
             virial.append(sampler.temperatures()[0]["configurational"])
         sampler.step()
         if step >= 300:
             states.append(weight.detach()[0].clone())
-    drawn = torch.stack(states).numpy()
+    drawn = torch.stack(states).view(-1, 4).numpy()
     mean, deviation = exact_moments(temperature)
     shift = np.abs((drawn.mean(0) - mean) / deviation).max()
     return shift, np.abs(drawn.std(0) / deviation - 1).max(), np.mean(virial) / temperature

@@ -192,7 +192,7 @@ def _table(base: str, columns: dict[str, dict[str, float]], of: tuple[str, ...])
 
 FEATURES, COUNT = 5, 8
 #: Samplers whose networks may lie along a leading axis, and others, whose chains have tensors of their own.
-SIDE_BY_SIDE = ("SGHMC", "BAOA", "MCLMC", "HMC", "WhitenedSGHMC", "L2E")
+SIDE_BY_SIDE = ("SGHMC", "MCLMC", "HMC", "WhitenedSGHMC", "L2E")
 
 
 @dataclass(frozen=True)
