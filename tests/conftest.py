@@ -83,7 +83,6 @@ SLOW = frozenset(
         "tools/experiments/harness/test_run_store.py",
         "tools/experiments/meta_training/test_law.py",
         "tools/experiments/tables/test_tables.py",
-        "tools/test_adapter_cost.py",
         "tools/test_benchmark.py",
         "tools/test_compare.py",
         "tools/test_function_space.py",

@@ -3,7 +3,6 @@
     python tools/benchmark.py step      # time per step of every sampler, and of training steps
     python tools/benchmark.py memory    # state and peak memory of a step of every sampler
     python tools/benchmark.py chains    # eight small networks side by side, beside one alone
-    python tools/benchmark.py inner-loop  # member-steps a second of meta-training
 
 Rounds are interleaved; compare the numbers as ratios, within one run. `step` takes a quarter of an hour and says of
 each part how long it takes; the others take minutes. Tables of the parts that are finished are left when it
@@ -15,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from experiments.benchmarks.inner_loop import InnerLoopBenchmark, benchmark_inner_loop
 from experiments.benchmarks.memory import MemoryBenchmark, benchmark_memory
 from experiments.benchmarks.step import ChainsBenchmark, StepBenchmark, benchmark_chains, benchmark_steps
 from experiments.harness.options import parse_command
@@ -25,7 +23,6 @@ COMMANDS: dict[str, tuple[type, Callable[[Any, str], None]]] = {
     "step": (StepBenchmark, benchmark_steps),
     "memory": (MemoryBenchmark, benchmark_memory),
     "chains": (ChainsBenchmark, benchmark_chains),
-    "inner-loop": (InnerLoopBenchmark, benchmark_inner_loop),
 }
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import benchmark
 import pytest
 import torch
@@ -130,7 +128,7 @@ def test_a_step_command_that_is_stopped_leaves_what_is_finished(tmp_path, monkey
 
 @pytest.mark.parametrize(
     ("name", "compiled", "most"),
-    [("L2E", True, 3.5), ("L2E", False, 9.0), ("L2E, network l2e", True, 3.5), ("L2E, network l2e", False, 4.5)],
+    [("L2E", True, 3.5), ("L2E, network l2e", False, 4.5)],
 )
 def test_a_step_of_l2e_on_one_huge_tensor_needs_little_beside_its_state(name, compiled, most):
     """In weights: the noise and the two outputs are three; torch makes the direction and adaptive features, too."""
@@ -165,16 +163,3 @@ def test_eight_chains_and_one_network_move_and_are_compared(tmp_path):
     for wrong in ({"rows": 0}, {"samplers": ("Adam",)}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             step.ChainsBenchmark(**wrong)
-
-
-def test_the_inner_loop_has_a_row_for_each_network_and_rule(tmp_path, capsys):
-    from experiments.benchmarks.inner_loop import NETWORKS, RULES
-
-    benchmark.main(["inner-loop", "--tasks", "1", "2", "--steps", "4", "--out", str(tmp_path / "inner.md")])
-    rows = [line for line in (tmp_path / "inner.md").read_text().splitlines() if "gradient" in line]
-    assert len(rows) == len(NETWORKS) * len(RULES)
-    for line in rows:
-        speeds = [float(cell.replace(",", "")) for cell in line.split("|") if re.fullmatch(r"\s*[\d,]+\s*", cell)]
-        assert len(speeds) == 2
-        assert min(speeds) > 10
-        assert abs(sum(int(x) for x in re.findall(r"(\d+) %", line)) - 200) <= 6

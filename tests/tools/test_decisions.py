@@ -39,11 +39,11 @@ def test_searches_from_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setitem(optimisation.PROBLEMS, "Branin", bowl)
     short = {"n_chains": 2, "n_samples": 10, "n_steps": 150, "tuning_steps": 50, "warmup_steps": 400}
     monkeypatch.setattr(optimisation, "SETTINGS", {**optimisation.SETTINGS, **short})
-    command = ["optimise", "--problem", "Branin", "--evaluations", "18", "--seeds", "1", "--out", str(tmp_path)]
+    command = ["optimise", "--problem", "Branin", "--evaluations", "14", "--seeds", "1", "--out", str(tmp_path)]
     decisions.main(command)
     runs = json.loads((tmp_path / "results.json").read_text())["runs"]["Branin"]
     lowest = {method: run["lowest"] for method, (run,) in runs.items()}
-    assert all(len(curve) == 18 and curve == sorted(curve, reverse=True) for curve in lowest.values())
+    assert all(len(curve) == 14 and curve == sorted(curve, reverse=True) for curve in lowest.values())
     assert len({curve[9] for curve in lowest.values()}) == 1  # the same first points
     assert lowest["gp"][-1] < lowest["random"][-1]
     assert (tmp_path / "figure.png").stat().st_size > 1000
@@ -74,7 +74,7 @@ def test_curves_of_labels_from_end_to_end(tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*settled")
 def test_risks_from_end_to_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(selection, "load", lambda name, root: blobs())
+    monkeypatch.setattr(labelling, "load", lambda name, root: blobs())
     monkeypatch.setattr(selection, "STEPS", 300)
     decisions.main(["select", "--seeds", "1", "--out", str(tmp_path)])
     runs = json.loads((tmp_path / "results.json").read_text())["runs"]["Fashion-MNIST"]

@@ -78,8 +78,8 @@ def commands_of(page: Path) -> list[str]:
     """Commands in a line of text or of a code block, without a comment; one with an ellipsis is an outline."""
     matches = re.findall(r"(?:`|^ *)(python tools/(?:[^`\n\\]|\\\n)+)", page.read_text(), re.MULTILINE)
     commands = [match.replace("\\\n", " ").partition(" #")[0].strip() for match in matches]
-    # The three with few options have no parser of their own.
-    without_parser = re.compile(r"tools/(adapter_cost|demo|gpu_check)\.py")
+    # The two with few options have no parser of their own.
+    without_parser = re.compile(r"tools/(demo|gpu_check)\.py")
     return [command for command in commands if "…" not in command and not without_parser.search(command)]
 
 

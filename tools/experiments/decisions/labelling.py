@@ -113,22 +113,14 @@ class LabellingOptions(DataOptions, RunOptions):
         at_least(2, self, "rounds")
 
 
-class Labelling(Experiment):
-    """Accuracy after each round of every method; pool, test rows and the first labels are a seed's."""
+class OnFashion(Experiment):
+    """An experiment on Fashion-MNIST with the methods of its options, whose rows are a seed's."""
 
-    measures = (
-        Measure("half", "accuracy in the middle, %", 1, 100, error=True),
-        Measure("last", "accuracy at the end, %", 1, 100, error=True),
-        Measure("mean", "mean of the curve, %", 1, 100, error=True),
-        Measure("seconds", "CPU-seconds", 0),
-    )
     seeds_first = True
 
-    def __init__(self, options: LabellingOptions) -> None:
+    def __init__(self, options: Any) -> None:
         super().__init__(options)
-        self.note = (
-            f"{options.rounds} rounds of {A_ROUND} labels, mean ± standard error over {counted(options.seeds, 'seed')}"
-        )
+        self.note = f"Mean ± standard error over {counted(options.seeds, 'seed')}"
         data = load("fashion_mnist", options.data)
         self.train, self.test = (data.train_x, data.train_y), (data.test_x, data.test_y)
 
@@ -137,6 +129,17 @@ class Labelling(Experiment):
 
     def methods(self, problem: str) -> Sequence[str]:
         return self.options.method
+
+
+class Labelling(OnFashion):
+    """Accuracy after each round of every method; pool, test rows and the first labels are a seed's."""
+
+    measures = (
+        Measure("half", "accuracy in the middle, %", 1, 100, error=True),
+        Measure("last", "accuracy at the end, %", 1, 100, error=True),
+        Measure("mean", "mean of the curve, %", 1, 100, error=True),
+        Measure("seconds", "CPU-seconds", 0),
+    )
 
     def made_of(self, job: Job) -> dict[str, Any]:
         settings = [A_ROUND, POOL, TEST, GRADIENTS, MEMBERS, SAMPLES, LR, MOMENTUM_DECAY, PRECISION]

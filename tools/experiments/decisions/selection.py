@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,14 +19,12 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from experiments.decisions.labelling import network, part
+from experiments.decisions.labelling import OnFashion, network, part
 from experiments.harness.figures import grid_lines, new_figure
 from experiments.harness.options import DataOptions, RunOptions, names_once, one_of
-from experiments.harness.output import counted
-from experiments.harness.study import Experiment, Findings, Job, Measure, carry_out
+from experiments.harness.study import Findings, Job, Measure, carry_out
 from learned_samplers import L2E, SGHMC, AdaptedSGHMC, PosteriorSamples, metrics
 from learned_samplers.plots import PALETTE
-from meta_tasks.datasets import load
 
 TRAIN, TEST, STEPS, BATCH, MEMBERS, SAMPLES = 2000, 10_000, 5000, 64, 5, 50
 SGD_LR, SGHMC_LR, MOMENTUM_DECAY, PRECISION, RISK = 0.1, 0.02, 0.1, 1.0, 0.05
@@ -102,7 +99,7 @@ class SelectionOptions(DataOptions, RunOptions):
         names_once(self, "method")
 
 
-class Selection(Experiment):
+class Selection(OnFashion):
     """Risk against coverage of every method; training rows and the halves of the test rows are a seed's."""
 
     measures = (
@@ -113,19 +110,6 @@ class Selection(Experiment):
         Measure("wrong", "errors among them, %", 2, 100, error=True),
         Measure("seconds", "CPU-seconds", 0),
     )
-    seeds_first = True
-
-    def __init__(self, options: SelectionOptions) -> None:
-        super().__init__(options)
-        self.note = f"Mean ± standard error over {counted(options.seeds, 'seed')}"
-        data = load("fashion_mnist", options.data)
-        self.train, self.test = (data.train_x, data.train_y), (data.test_x, data.test_y)
-
-    def problems(self) -> Sequence[str]:
-        return ("Fashion-MNIST",)
-
-    def methods(self, problem: str) -> Sequence[str]:
-        return self.options.method
 
     def made_of(self, job: Job) -> dict[str, Any]:
         sizes = [TRAIN, TEST, STEPS, BATCH, MEMBERS, SAMPLES]
