@@ -47,7 +47,7 @@ def draws_of(model, swag, count, **settings):
 def test_the_draws_have_the_moments_of_the_formula():
     states = torch.randn(30, 4, dtype=torch.float64) @ torch.randn(4, 4, dtype=torch.float64) + 3.0
     model, swag = walked(states, rank=7)
-    drawn = draws_of(model, swag, 40_000)
+    drawn = draws_of(model, swag, 20_000)
     means = states.cumsum(0) / torch.arange(1, 31)[:, None]
     deviations = (states - means)[-7:]
     expected = 0.5 * torch.diag(states.var(0, unbiased=False)) + 0.5 * deviations.T @ deviations / 6

@@ -159,7 +159,7 @@ def test_a_compiled_step_explores_with_a_sampler_and_refuses_another_optimizer()
             step()
         return p.detach()
 
-    for warmup, mass in (("none", "diagonal"), ("sghmc", "diagonal"), ("none", "matrix")):
+    for warmup, mass in (("none", "diagonal"), ("sghmc", "matrix")):
         torch.testing.assert_close(chain(True, warmup, mass=mass), chain(False, warmup, mass=mass))
     with pytest.raises(Exception, match="step_that_cannot_be_compiled"):
         chain(True, "adam")
@@ -201,9 +201,15 @@ def test_a_parameter_joins_before_the_freeze_and_not_after_it(warmup):
     assert torch.equal(first.detach(), before)
 
 
-@pytest.mark.parametrize("warmup", ["none", "whitened", "sgd"])
-@DTYPES
-@pytest.mark.parametrize("joins_at", [1, 150, 198])
+@pytest.mark.parametrize(
+    ("warmup", "dtype", "joins_at"),
+    [
+        *(("none", torch.float32, joins_at) for joins_at in (1, 150, 198)),
+        ("none", torch.bfloat16, 198),
+        ("whitened", torch.bfloat16, 150),
+        ("sgd", torch.float32, 198),
+    ],
+)
 def test_a_parameter_that_joins_while_others_adapt_gets_a_mass_of_its_own_gradients(joins_at, dtype, warmup):
     """Counted with the group's steps a mean of zeros and two squares would be a hundredth of them, and diverge."""
     a, b = (torch.nn.Parameter(torch.zeros(30, 30, dtype=dtype)) for _ in range(2))
@@ -248,7 +254,7 @@ def test_a_compiled_step_treats_one_that_joins_as_an_ordinary_one_does(joins_at)
 @THREE_WARMUPS
 @DTYPES
 @pytest.mark.parametrize("mass", MASSES)
-@pytest.mark.parametrize("without", [{3}, {4}, {5}, {3, 4, 5}])
+@pytest.mark.parametrize("without", [{4}, {3, 4, 5}])
 def test_a_parameter_without_a_gradient_when_the_mass_is_frozen_gets_one_all_the_same(without, mass, dtype, warmup):
     """Steps 0 to 3 explore, 4 and 5 settle; a state that is saved then can be loaded."""
 

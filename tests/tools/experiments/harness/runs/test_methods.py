@@ -26,9 +26,8 @@ BURN_INS = {"burn_in": (0.5, 0.8)}
 ENDS = {**BURN_INS, "final_lr": (1.0, 0.2)}
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if not METHODS[name].as_it_comes])
-@pytest.mark.parametrize("tries", [1, 2, 17, 40])
-@pytest.mark.parametrize("more", [{}, ENDS], ids=["", "ends"])
+@pytest.mark.parametrize("method", ["SGD", "Adam", "SGHMC", "L2E", "CyclicalSGMCMC", "HMC", "SWAG"])
+@pytest.mark.parametrize(("tries", "more"), [(1, {}), (2, ENDS), (17, {}), (40, ENDS)])
 def test_every_method_tries_equally_many_settings_in_a_balanced_choice(method, tries, more):
     alternatives = ALTERNATIVES | more
     tried = candidates(METHODS[method], tries, 6, alternatives)
