@@ -33,7 +33,6 @@ def hmc(p):
         (bent(Langevin), "O(h)", {"refinement": 4.0}, True),
         (SGNHT, "exact", {"tolerance": 0.05}, True),
         (hmc, "exact", {"stiffness": (0.5,), "steps": 150}, True),
-        (hmc, "O(h^2)", {"stiffness": (0.5,), "steps": 150}, True),
         (lambda p: torch.optim.SGD(p, 0.1), "O(h)", {"num_data": N}, False),
     ],
 )

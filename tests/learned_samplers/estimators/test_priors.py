@@ -62,10 +62,13 @@ def test_a_table_in_the_span_of_its_rows_counts_its_columns():
     assert model._precisions(network, FanIn(), 500)[0].tolist() == [500.0, 1.0, 4.0, 1.0]
 
 
-def without_data(prior, every_weight, steps=6000):
+CHAINS = 12
+
+
+def without_data(prior, every_weight, steps=2000):
     """Mean of θ² by tensor, of chains whose losses are 0."""
     torch.manual_seed(0)
-    networks = [torch.nn.Linear(6, 4) for _ in range(4)]
+    networks = [torch.nn.Linear(6, 4) for _ in range(CHAINS)]
     chains = Chains(networks, prior_precision=every_weight)
     flatten(chains)
 
@@ -73,18 +76,18 @@ def without_data(prior, every_weight, steps=6000):
         return sum(0.0 * p.reshape(chains.count, -1).sum(1) for p in chains.parameters())
 
     equalise(chains, losses, 20)
-    settings = {"tuning_steps": 1000, "steps": steps, "samples": 1500, "batch_size": None, "seed": 0}
+    settings = {"tuning_steps": 500, "steps": steps, "samples": 500, "batch_size": None, "seed": 0}
     samples, _ = sample(chains, losses, 20, networks[0], prior=prior, **settings)
     return {name: float(torch.stack([s[name] for s in samples]).square().mean()) for name in ("weight", "bias")}
 
 
 def test_without_data_weights_follow_their_prior():
     """N(0, 1/λ) by tensor; and with a sampled λ a mean square of E[1/λ] = rate/(shape − 1)."""
-    of_fan_in = torch.tensor([6.0, 0.5]).expand(4, -1)
+    of_fan_in = torch.tensor([6.0, 0.5]).expand(CHAINS, -1)
     square = without_data(None, of_fan_in)
     assert square["weight"] == pytest.approx(1 / 6, rel=0.15)
     assert square["bias"] == pytest.approx(2.0, rel=0.2)
-    square = without_data(GammaHyperprior(shape=10.0, rate=4.5, every=5), torch.ones(4, 2))
+    square = without_data(GammaHyperprior(shape=10.0, rate=4.5, every=5), torch.ones(CHAINS, 2))
     assert square["weight"] == pytest.approx(0.5, rel=0.2)
     assert square["bias"] == pytest.approx(0.5, rel=0.25)
 

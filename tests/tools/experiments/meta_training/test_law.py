@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from experiments.meta_training.law import gaussian_law, l2e_law
 
-from learned_samplers import SGHMC
+from learned_samplers import SGHMC, check_sampler
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.network import build_network
 from tests.learned_samplers.learned.flat_keywords import L2E, PrecondL2E
@@ -63,7 +64,9 @@ def test_the_cards_measurements_of_a_random_network_show_its_bias():
     assert L2E([torch.zeros(1, requires_grad=True)], 0.1, 100, network=module).badge == "heuristic"
 
 
-def test_the_law_of_a_sampler_that_sees_matrices():
+def test_the_law_of_a_sampler_that_sees_matrices(monkeypatch):
+    monkeypatch.setattr("experiments.meta_training.law.check_sampler", partial(check_sampler, steps=100))
+
     def make(p, feature="matrix_direction"):
         module = build_network("matrix", ())
         with torch.no_grad():
