@@ -19,9 +19,9 @@ def quadratic(theta, curvatures, centre):
     return (0.5 * curvatures * (theta - centre) ** 2).sum()
 
 
-@pytest.mark.parametrize(("temperature", "prior"), [(1.0, 0.0), (0.3, 50.0)])
-def test_fixed_point_on_a_quadratic(temperature, prior):
+def test_fixed_point_on_a_quadratic():
     """Mean at the optimum of the energy and variance T/(N(h+δ)), h the curvature: the exact Gaussian."""
+    temperature, prior = 0.3, 50.0
     curvatures = torch.tensor([0.3, 1.0, 4.0]).repeat(400)
     theta = torch.zeros(1200, requires_grad=True)
     sampler = IVON([theta], 0.1, N, temperature=temperature, prior_precision=prior, betas=(0.9, 0.999))

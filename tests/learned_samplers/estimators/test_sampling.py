@@ -98,12 +98,12 @@ def moments_under_relevance():
 
 def errors_under(relevance):
     torch.manual_seed(0)
-    chains = Chains([nn.Linear(6, 1, bias=False) for _ in range(64)], prior_precision=1.0)
+    chains = Chains([nn.Linear(6, 1, bias=False) for _ in range(192)], prior_precision=1.0)
 
     def losses(rows):
         return 0.5 * CURVATURE * (chains.weights()["weight"][:, 0] - BEST.float()).square().sum(1)
 
-    settings = dict(tuning_steps=300, steps=3000, samples=150, batch_size=None, seed=0, relevance=relevance)
+    settings = dict(tuning_steps=200, steps=1000, samples=50, batch_size=None, seed=0, relevance=relevance)
     samples, _ = sample(chains, losses, 1, nn.Linear(6, 1, bias=False), **settings)
     drawn = torch.stack([state["weight"][0] for state in samples]).double()
     mean, deviation = moments_under_relevance()
