@@ -342,9 +342,10 @@ def test_conformal_intervals_hold_targets_whatever_their_law():
         return x, x[:, 0] + np.where(random.uniform(size=count) < 0.2, 3.0, 0.1) * random.standard_normal(count)
 
     test = rows(4000)
+    brief = {"n_steps": 100, "tuning_steps": 50}  # whatever the chain, too
     held = []
     for seed in range(3):
-        model = regressor(noise="homoscedastic", calibration_fraction=0.4, random_state=seed).fit(*rows(500))
+        model = regressor(noise="homoscedastic", calibration_fraction=0.4, random_state=seed, **brief).fit(*rows(500))
         for conformal in (False, True):
             low, high = model.predict_interval(test[0], 0.8, conformal=conformal)
             held.append(((low <= test[1]) & (test[1] <= high)).mean())
