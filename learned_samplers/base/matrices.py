@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,8 +41,8 @@ _TINY = 1e-30
 _NEWTON = 18
 # Numbers of states whose roots are made in one step on a GPU; an iteration holds three times as many.
 _ROOTS_AT_ONCE = 1 << 27
-# On a GPU squares of up to so many rows go together, the smaller ones with zeros around them; and the larger ones.
-_LOW = 64
+# Squares of up to so many rows go together, the smaller ones with zeros around them; on a GPU the larger ones, too.
+_LOW, _LOW_ON_CPU = 64, 32
 
 
 # ------------------------------------------------------------------- the whole direction
@@ -59,8 +59,7 @@ def directions(
     factors = orthogonal(all_whitened(ahead, states))
     if not factors or not (isinstance(decay, Tensor) or decay):
         return factors
-    lengths = attenuations(ahead, parameters, decay)
-    return [factor * length for factor, length in zip(factors, lengths, strict=True)]
+    return list(torch._foreach_mul(factors, list(attenuations(ahead, parameters, decay))))
 
 
 def attenuation(ahead: Tensor, parameter: Tensor, decay: Any) -> Tensor:
@@ -80,7 +79,7 @@ def attenuation(ahead: Tensor, parameter: Tensor, decay: Any) -> Tensor:
 def attenuations(ahead: Sequence[Tensor], parameters: Sequence[Tensor], decay: Any) -> Sequence[Tensor]:
     """`attenuation` of each matrix (..., rows, columns), in shapes that multiply it."""
     if ahead[0].dim() == 2:  # all tensors together: one by one it takes a tenth of a step
-        m, theta = [torch.stack(list(torch._foreach_norm(list(x)))).square() for x in (ahead, parameters)]
+        m, theta = torch.stack(torch._foreach_norm([*ahead, *parameters])).square().view(2, -1)
         return attenuation(m, theta, decay).unbind()
     squares = ([matrix.square().sum((-2, -1), keepdim=True) for matrix in x] for x in (ahead, parameters))
     return [attenuation(m, theta, decay) for m, theta in zip(*squares, strict=True)]
@@ -94,88 +93,106 @@ def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
 
     Up to the error of five Newton–Schulz iterations; a single row is only divided by its root mean square. A matrix
     with more than `TALLEST_BLOCK` rows (columns, if these are fewer) is cut into equal blocks of them, and each of
-    these made orthogonal. Matrices of one shape go together.
+    these made orthogonal. Matrices of one shape go together, and single rows.
     """
-    alike = defaultdict(list)
+    alike, result = defaultdict(list), list(matrices)
     for i, matrix in enumerate(matrices):
-        alike[matrix.shape[-2:], matrix.dtype, matrix.device].append(i)
-    result: list[Tensor] = [torch.empty(0)] * len(matrices)
-    wide, squares = [], []
-    for ((rows, columns), _, _), places in alike.items():
+        single = matrix.dim() == 2 and 1 in matrix.shape
+        alike["a row" if single else matrix.shape, matrix.dtype, matrix.device].append(i)
+    wide, others = [], []
+    for (shape, _, _), places in alike.items():
+        chosen = [matrices[i] for i in places]
+        if shape == "a row":
+            rows = _rows_of_length(chosen)
+            for i, row in zip(places, rows, strict=True):
+                result[i] = row
+            continue
         # No copy of a single one, which may be as large as the model.
-        stacked = torch.stack([matrices[i] for i in places]) if len(places) > 1 else matrices[places[0]].unsqueeze(0)
-        wide.append(stacked if rows <= columns else stacked.mT)
-        squares.append(_squares(wide[-1]))
-    factors = _factors([square for _, square, _ in squares])
-    for places, x, (blocks, _, scale), factor in zip(alike.values(), wide, squares, factors, strict=True):
-        rows, columns = x.shape[-2:]
-        made = blocks * scale if factor is None else torch.bmm(factor * scale, blocks)
-        made = made.reshape(*x.shape[:-2], -1, columns)[..., :rows, :]
-        transposed = matrices[places[0]].shape[-1] != columns
-        for i, matrix in zip(places, made.mT if transposed else made, strict=True):
+        stacked = torch.stack(chosen) if len(chosen) > 1 else chosen[0].unsqueeze(0)
+        x = stacked if shape[-2] <= shape[-1] else stacked.mT
+        if x.shape[-2] == 1:
+            length = torch.rsqrt(x.square().sum(-1, keepdim=True) + _FLOOR) * math.sqrt(x.shape[-1])
+            for i, row in zip(places, (x * length).reshape(stacked.shape).unbind(), strict=True):
+                result[i] = row
+            continue
+        wide.append(x)
+        others.append(places)
+    cuts = [_cut(x) for x in wide]
+    for places, x, cut, factor in zip(others, wide, cuts, _factors(cuts), strict=True):
+        made = torch.bmm(factor, cut)
+        if made.shape != x.shape:
+            made = made.reshape(*x.shape[:-2], -1, x.shape[-1])[..., : x.shape[-2], :]
+        transposed = matrices[places[0]].shape[-1] != x.shape[-1]
+        for i, matrix in zip(places, (made.mT if transposed else made).unbind(), strict=True):
             result[i] = matrix
     return result
 
 
-def _squares(x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Blocks X of the rows of matrices, X·Xᵀ of each scaled to trace 1, and the scale of the orthogonal factor.
+def _rows_of_length(rows: list[Tensor]) -> Sequence[Tensor]:
+    """Single rows, or columns, each divided by its root mean square."""
+    roots = torch._foreach_mul(torch._foreach_norm(rows), [row.numel() ** -0.5 for row in rows])
+    return torch._foreach_mul(rows, torch.rsqrt(torch.stack(roots).square() + _FLOOR).unbind())
 
-    ``x`` is (..., rows, columns) with no more rows than columns; a single row has no square.
-    """
+
+def _cut(x: Tensor) -> Tensor:
+    """Equal blocks of the rows of matrices (..., rows, columns), (n, height, columns); rows of zeros fill the last."""
     rows, columns = x.shape[-2:]
-    if rows == 1:
-        return x, None, torch.rsqrt(x.square().sum(-1, keepdim=True) + _FLOOR) * math.sqrt(columns)
     height = math.ceil(rows / math.ceil(rows / TALLEST_BLOCK))
     if missing := -rows % height:
         x = torch.nn.functional.pad(x, (0, 0, 0, missing))
-    cut = x.reshape(-1, height, columns)
-    square = torch.bmm(cut, cut.mT)
-    scale = torch.rsqrt(square.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None] + _FLOOR)
-    return cut, square * scale.square(), scale * math.sqrt(columns)
+    return x if x.dim() == 3 and x.shape[-2] == height else x.reshape(-1, height, columns)
 
 
-def _factors(squares: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """W of each S = X·Xᵀ for which W·X is the orthogonal factor of X; squares of like heights together, where it pays.
+def _factors(cuts: Sequence[Tensor]) -> list[Tensor]:
+    """W of each X, (n, height, columns), for which W·X is the orthogonal factor; like heights together, where it pays.
 
-    Every iterate is W·X with W a polynomial of S, and its own square is W·S·W: two products along the long side in the
-    place of ten.
+    Every iterate is W·X with W a polynomial of S = X·Xᵀ, and its own square is W·S·W: two products along the long side
+    in the place of ten.
     """
-    factors: list[Tensor | None] = [None] * len(squares)
-    numbers = [i for i, square in enumerate(squares) if square is not None]
-    present: list[Tensor] = [square for square in squares if square is not None]
+    factors: list[Tensor] = [torch.empty(0)] * len(cuts)
     a, b, c = _POLYNOMIAL
-    for places in together(present, [square.shape[-1] > _LOW for square in present]):
-        parts = [present[i] for i in places]
-        square = parts[0] if len(parts) == 1 else _side_by_side(parts)
-        product, eye = None, torch.eye(square.shape[-1], dtype=square.dtype, device=square.device)
+    heights = [cut.shape[-2] for cut in cuts]
+    alone = not (cuts and waits_for_launches(cuts[0]))
+    alike = defaultdict(list)
+    for i, (cut, height) in enumerate(zip(cuts, heights, strict=True)):
+        key = i + 2 if alone and height > _LOW_ON_CPU else height > _LOW and not alone
+        alike[key, cut.dtype, cut.device].append(i)
+    for places in alike.values():
+        parts = [torch.bmm(cuts[i], cuts[i].mT) for i in places]
+        sizes, side = [part.shape[0] for part in parts], max([heights[i] for i in places])
+        square = parts[0]
+        if len(parts) > 1:
+            square = torch.cat([torch.nn.functional.pad(x, (0, side - x.shape[-1]) * 2) for x in parts])
+        roots = [cuts[i].shape[-1] ** 0.5 for i in places]
+        # To trace 1, and back: √(longer side) of the orthogonal factor.
+        scale = torch.rsqrt(square.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None] + _FLOOR)
+        square = square * scale.square()
+        product = None
         for time in range(NEWTON_SCHULZ_STEPS):
             # The iteration's factor is a + remainder.
             remainder = torch.baddbmm(square, square, square, beta=b, alpha=c)
-            product = remainder + a * eye if product is None else torch.baddbmm(product, remainder, product, beta=a)
+            if product is None:
+                product = torch.add(remainder, torch.eye(side, dtype=square.dtype, device=square.device), alpha=a)
+            else:
+                product = torch.baddbmm(product, remainder, product, beta=a)
             if time < NEWTON_SCHULZ_STEPS - 1:
                 half = torch.baddbmm(square, remainder, square, beta=a)
                 square = torch.baddbmm(half, half, remainder, beta=a)
         assert product is not None
-        for i, part, factor in zip(places, parts, product.split([len(part) for part in parts]), strict=True):
-            height = part.shape[-1]
-            factors[numbers[i]] = factor[:, :height, :height]
+        whole = (product * scale).split(sizes)
+        inner = [x if len(parts) == 1 else x[:, : heights[i], : heights[i]] for i, x in zip(places, whole, strict=True)]
+        for i, factor in zip(places, torch._foreach_mul(inner, roots), strict=True):
+            factors[i] = factor
     return factors
 
 
-def _side_by_side(squares: Sequence[Tensor]) -> Tensor:
-    """Matrices (n, side, side) of several sides as one batch, zeros around the smaller ones."""
-    side = max(square.shape[-1] for square in squares)
-    batch = squares[0].new_zeros(sum(map(len, squares)), side, side)
-    for square, part in zip(squares, batch.split([len(square) for square in squares]), strict=True):
-        part[:, : square.shape[-1], : square.shape[-1]] = square
-    return batch
-
-
-def together(tensors: Iterable[Tensor], keys: Sequence[Any]) -> list[list[int]]:
+def together(tensors: Sequence[Tensor], keys: Sequence[Any]) -> list[list[int]]:
     """Places of tensors that are worked on together: on a CPU each alone, on a GPU all of one key and dtype."""
+    if not tensors or not waits_for_launches(tensors[0]):
+        return [[i] for i in range(len(tensors))]
     places: dict[Any, list[int]] = {}
     for i, (x, key) in enumerate(zip(tensors, keys, strict=True)):
-        places.setdefault((key, x.dtype, x.device if waits_for_launches(x) else i), []).append(i)
+        places.setdefault((key, x.dtype, x.device), []).append(i)
     return list(places.values())
 
 
@@ -224,8 +241,11 @@ def all_whitened(matrices: Sequence[Tensor], states: Sequence[Tensor]) -> list[T
         alone = len(places) == 1
         blocks = in_blocks(matrices[places[0]] if alone else torch.stack([matrices[i] for i in places]), width)
         state = states[places[0]] if alone else torch.stack([states[i] for i in places])
-        product = (blocks + blocks @ state[..., 1, :, :, :]).transpose(-3, -2).flatten(-2)[..., :columns]
-        for i, matrix in zip(places, [product] if alone else product, strict=True):
+        root = state[..., 1, :, :, :]
+        product = torch.baddbmm(blocks, blocks, root) if blocks.dim() == 3 else blocks + blocks @ root
+        product = product.transpose(-3, -2).flatten(-2)
+        product = product[..., :columns] if columns % width else product
+        for i, matrix in zip(places, [product] if alone else product.unbind(), strict=True):
             result[i] = matrix
     return result
 
@@ -237,6 +257,13 @@ def update_covariances_(states: Sequence[Tensor], gradients: Sequence[Tensor]) -
         states: (..., 2, blocks, width, width) for each tensor, zeros before the first step; (..., 0) of no matrix.
         gradients: (..., rows, columns) each.
     """
+    if gradients and gradients[0].dim() == 2 and not waits_for_launches(gradients[0]):
+        for state, gradient in zip(states, gradients, strict=True):
+            if state.shape[-1]:
+                blocks, average = in_blocks(gradient, state.shape[-1]), state[0]
+                shares = dict(beta=COVARIANCE_DECAY, alpha=1 - COVARIANCE_DECAY)
+                torch.baddbmm(average, blocks.mT, blocks, **shares, out=average)
+        return
     for places, covariances in covariances_of(states, gradients):
         torch._foreach_lerp_([states[i][..., 0, :, :, :] for i in places], covariances, 1 - COVARIANCE_DECAY)
 
@@ -270,11 +297,9 @@ def renew_roots_(states: Sequence[Tensor], step: int, first: int = 0) -> None:
     for state in states:
         if not state.shape[-1]:
             continue
-        if at_once:
-            turn = slice(0, 0 if step % ROOT_EVERY else None)
-        else:
-            turn = slice((step - first) % ROOT_EVERY, None, ROOT_EVERY)
-        if state[..., 0, turn, :, :].numel():
+        start = step % ROOT_EVERY if at_once else (step - first) % ROOT_EVERY
+        if start < (1 if at_once else state.shape[-3]):
+            turn = slice(start, None, None if at_once else ROOT_EVERY)
             covariances.append(state[..., 0, turn, :, :])
             roots.append(state[..., 1, turn, :, :])
         first += state.shape[-3]
@@ -288,14 +313,16 @@ def renew_roots_(states: Sequence[Tensor], step: int, first: int = 0) -> None:
             roots[i].copy_(root.reshape(roots[i].shape))
 
 
-def renew_roots(sampler: Chain, group: dict[str, Any]) -> None:
+def renew_roots(sampler: Chain, group: dict[str, Any], moved: Sequence[dict[str, Any]] = ()) -> None:
     """`renew_roots_` after a step of one group, for a sampler that keeps covariances and roots as state "whitening".
 
     Tensors without a gradient in this step have their turn too: it may fall on steps in which they never have one.
+    ``moved`` are the states of those that have one.
     """
     first = 0
     for earlier in sampler.param_groups:
-        tensors = [sampler.state[p] for p in earlier["params"] if p in sampler.state]
+        all_moved = earlier is group and len(moved) == len(group["params"])
+        tensors = moved if all_moved else [sampler.state[p] for p in earlier["params"] if p in sampler.state]
         states = [state["whitening"] for state in tensors if "whitening" in state]
         if earlier is group:
             renew_roots_(states, group["step"], first)
@@ -358,8 +385,22 @@ def blocks_of(side: int, most: int) -> tuple[int, int]:
 
 def as_matrices(x: Tensor, segments: Segments) -> list[Tensor]:
     """The tensors in a flat buffer (..., d) as matrices, (..., rows, columns): views."""
-    pieces = zip(x.split(segments.lengths, -1), segments.sides or segments.matrices, strict=True)
-    return [piece.unflatten(-1, sides) for piece, sides in pieces]
+
+    def views(x: Tensor) -> list[Tensor]:
+        pieces = zip(x.split(segments.lengths, -1), segments.sides or segments.matrices, strict=True)
+        return [piece.unflatten(-1, sides) for piece, sides in pieces]
+
+    return once(segments, "matrices", x, views)
+
+
+def once(segments: Segments, name: str, x: Any, make: Callable[[Any], Any]) -> Any:
+    """``make(x)``; of what stays where it is (`Segments.staying`) no more than once."""
+    made = segments.staying.get(id(x)) if segments.staying else None
+    if made is None:
+        return make(x)
+    if name not in made:
+        made[name] = make(x)
+    return made[name]
 
 
 def in_blocks(matrix: Tensor, width: int) -> Tensor:
@@ -370,4 +411,4 @@ def in_blocks(matrix: Tensor, width: int) -> Tensor:
     missing = -matrix.shape[-1] % width
     if missing:
         matrix = torch.nn.functional.pad(matrix, (0, missing))
-    return matrix.unflatten(-1, (-1, width)).transpose(-3, -2)
+    return matrix.reshape(*matrix.shape[:-1], -1, width).transpose(-3, -2)

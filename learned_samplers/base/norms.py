@@ -44,35 +44,47 @@ def norms(tensors: Sequence[Tensor]) -> list[float]:
     return result
 
 
-def joint_norms(tensors: Sequence[Tensor], mesh: Any = None) -> list[tuple[torch.dtype, float]]:
-    """The norm of each tensor, but of small ones on a CPU that of all together; with the dtype, in no order.
+def joint_norms(*lists: Sequence[Tensor], mesh: Any = None) -> list[list[tuple[torch.dtype, float]]]:
+    """Norm of each tensor of each list, but of small ones on a CPU that of all together; with the dtype, in no order.
 
     A joint norm that is finite and small says so of every tensor in it. For twenty tensors of ten numbers it takes a
-    third of the time of `norms`. Tensors on a device ``mesh`` have their own each, of all processes.
+    third of the time of `norms`. Tensors on a device ``mesh`` have their own each, of all processes. One transfer from
+    each device.
     """
     if mesh is not None:
-        return list(zip([x.dtype for x in tensors], _norms_of_shards(tensors, mesh), strict=True))
-    if _alike_and_small(tensors):
-        flat = torch._C._nn.flatten_dense_tensors(list(tensors))
-        value = torch.dot(flat, flat).item()
-        return [(flat.dtype, math.sqrt(value) if value >= 0 else value)]
-    pools: dict[torch.dtype, list[Tensor]] = {}
-    single: list[Tensor] = []
-    for x in tensors:
-        (pools.setdefault(x.dtype, []) if _alike_and_small([x]) else single).append(x)
-    pairs = [pair for pool in pools.values() for pair in joint_norms(pool)]
-    return [*pairs, *((x.dtype, value) for x, value in zip(single, norms(single), strict=True))]
+        return [
+            list(zip([x.dtype for x in tensors], _norms_of_shards(tensors, mesh), strict=True)) for tensors in lists
+        ]
+    joint = [_joint(tensors) for tensors in lists]
+    if None not in joint:
+        return joint  # type: ignore[return-value]
+    results: list[list[tuple[torch.dtype, float]]] = []
+    single: list[tuple[int, Tensor]] = []
+    for i, tensors in enumerate(lists):
+        pools: dict[torch.dtype, list[Tensor]] = {}
+        for x in tensors:
+            pools.setdefault(x.dtype, []).append(x)
+        found = [(pool, _joint(pool)) for pool in pools.values()]
+        results.append([pair for _, pairs in found for pair in pairs or ()])
+        single += [(i, x) for pool, pairs in found if pairs is None for x in pool]
+    for (i, x), value in zip(single, norms([x for _, x in single]), strict=True):
+        results[i].append((x.dtype, value))
+    return results
 
 
-def _alike_and_small(tensors: Sequence[Tensor]) -> bool:
-    """Return whether these are small tensors of one dtype on a CPU; all of it at the speed of C."""
-    return (
-        bool(tensors)
-        and max(map(Tensor.numel, tensors)) < _LARGE
-        and all(map(_on_cpu, tensors))
-        and {*map(type, tensors)} <= _PLAIN
-        and {*map(_dtype, tensors)} in _WIDE
-    )
+def _joint(tensors: Sequence[Tensor]) -> list[tuple[torch.dtype, float]] | None:
+    """The norm of all small tensors and of each large one; None unless these are of one dtype on a CPU."""
+    # Sets at the speed of C, for there may be hundreds.
+    if not tensors:
+        return []
+    if not (all(map(_on_cpu, tensors)) and {*map(type, tensors)} <= _PLAIN and {*map(_dtype, tensors)} in _WIDE):
+        return None
+    sized = [*zip(tensors, map(Tensor.numel, tensors), strict=True)]
+    small, large = [x for x, size in sized if size < _LARGE], [x.reshape(-1) for x, size in sized if size >= _LARGE]
+    flat = [torch._C._nn.flatten_dense_tensors(small), *large] if small else large
+    squares = [torch.dot(x, x) for x in flat]
+    values = [squares[0].item()] if len(squares) == 1 else torch.stack(squares).tolist()
+    return [(tensors[0].dtype, math.sqrt(value) if value >= 0 else value) for value in values]
 
 
 def _sum_of_squares(x: Tensor) -> float:

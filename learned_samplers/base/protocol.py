@@ -26,6 +26,7 @@ class Chain(Protocol):
     parts: Any
     checked: Any
     first_shapes: dict[Tensor, tuple[torch.Size, torch.dtype]]
+    checked_inputs: dict[int, list[Any]]
     replicated: bool | None
     agreed: bool
     broken_off: bool

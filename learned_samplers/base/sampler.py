@@ -35,7 +35,7 @@ from learned_samplers.base.guards.clipping import ClippingWatch
 from learned_samplers.base.guards.outside import OutsideChanges
 from learned_samplers.base.noise import ReseedingWatch
 from learned_samplers.base.operations import FOREACH, IN_PLACE, is_finite
-from learned_samplers.base.step import Evaluation, GroupInputs, blocks
+from learned_samplers.base.step import Evaluation, GroupInputs, Plan, blocks
 from learned_samplers.base.temperatures import temperatures_of
 from learned_samplers.base.warning import warn
 
@@ -66,6 +66,10 @@ class Sampler(ConfiguredOptimizer):
         self.checked = hyperparameters.CheckedValues()
         #: Shape of the gradient and dtype of each parameter in its first step.
         self.first_shapes: dict[Tensor, tuple[torch.Size, torch.dtype]] = {}
+        #: What `step.collect` has checked of each group's parameters and gradients.
+        self.checked_inputs: dict[int, list[Any]] = {}
+        #: Plans by the ``id`` of their first parameter.
+        self.plans: dict[int, Plan] = {}
         self.clipping, self.reseeding, self.outside = ClippingWatch(), ReseedingWatch(), OutsideChanges()
         self.warned_of_compiling = False
 
@@ -167,6 +171,7 @@ class Sampler(ConfiguredOptimizer):
 
     def _loaded(self) -> None:
         self.reseeding, self.outside = ReseedingWatch(), OutsideChanges()  # generator and weights may be put back
+        self.plans.clear()
         if self.schedule is not None:  # the state may be one of before the schedule's last step, or of no schedule
             self.schedule.step()
 
@@ -207,21 +212,32 @@ class Sampler(ConfiguredOptimizer):
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         """Apply the rule to one group, in place."""
         params, gradients, hyper = inputs.params, inputs.gradients, self.hyper(group)
-        states = [self.state[p] for p in params]
+        plan = None if torch.compiler.is_compiling() else self.plan(params)
+        states = [self.state[p] for p in params] if plan is None else plan.states
+        made: dict[str, Any] = {} if plan is None else plan.made
         state = [
             [kept[name] if name in kept else self.state_of(group, p, name) for p, kept in zip(params, states)]
             for name in self.state_names
         ]
         # One tensor at a time, or lists of tensors; the two have the same arithmetic.
         single = group["foreach"] is False
-        for block in [slice(i, i + 1) for i in range(len(params))] if single else blocks(params):
+        if "blocks" not in made:
+            made["blocks"] = [*blocks(params)]
+        for block in [slice(i, i + 1) for i in range(len(params))] if single else made["blocks"]:
             noise = self.noise_for(params[block], hyper)
-            lists: list[Any] = [params[block], gradients[block], noise, *(tensors[block] for tensors in state)]
+            lists: list[Any] = [params[block], gradients[block], noise, *[tensors[block] for tensors in state]]
             extra: dict[str, Any] = {key: values[block] for key, values in inputs.per_parameter.items()}
             if single:
                 lists = [x if x is None else x[0] for x in lists]
                 extra = {key: values[0] for key, values in extra.items()}
             self.rule(*lists, **extra, **hyper, ops=IN_PLACE if single else FOREACH)
+
+    def plan(self, params: list[Tensor]) -> Plan:
+        """The plan of steps that move these parameters: that of the last step, or a new one."""
+        first = id(params[0]) if params else 0
+        if first not in self.plans or not self.plans[first].fits(self.state, params):
+            self.plans[first] = Plan(self.state, params)
+        return self.plans[first]
 
     def hyper(self, group: dict[str, Any], *, keep_tensors: bool = False) -> dict[str, Any]:
         """The rule's keyword arguments, read from the group at every step, since a scheduler may have changed them."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import accumulate, chain
 from math import prod
 from typing import Any
@@ -40,6 +39,8 @@ class Segments:
     edges: tuple[int, ...] = field(init=False, compare=False)
     #: `matrix_sides` of each tensor, where the shapes are known.
     sides: tuple[tuple[int, int], ...] | None = field(init=False, compare=False, default=None)
+    #: By the ``id`` of a buffer, or of a list of tensors, that stays where it is: views of it, by name.
+    staying: dict[int, dict[str, Any]] = field(init=False, compare=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         lengths = tuple(map(int, self.lengths))
@@ -125,12 +126,6 @@ class Segments:
             middle = (low + high) // 2
             low, high = (middle, high) if self.edges[middle] <= position else (low, middle)
         return low
-
-
-@lru_cache(maxsize=256)
-def of_shapes(shapes: tuple[tuple[int, ...], ...]) -> Segments:
-    """Segments of tensors of these shapes, made once: the shapes are the same at every step."""
-    return Segments(tuple(map(prod, shapes)), tuple(map(tuple, shapes)))
 
 
 # Coordinates that a block of threads adds up.

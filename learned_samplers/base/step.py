@@ -10,6 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -67,14 +68,40 @@ class Evaluation:
     centred: bool = False
 
 
+class Plan:
+    """What the steps of a group have in common, worked out once: it fits while parameters and states are the same.
+
+    A state's tensors may change their numbers, not be replaced; parameters may lie elsewhere in each step.
+
+    Args:
+        state: of the sampler; that of a parameter is made where it has none.
+        params: the parameters that move.
+    """
+
+    def __init__(self, state: Any, params: list[Tensor]):
+        #: The state of each parameter.
+        self.states: list[dict[str, Any]] = [state[p] for p in params]
+        #: Whatever else a sampler has worked out, by name.
+        self.made: dict[str, Any] = {}
+        # What they are made of is referred to, so that an id is that of no other.
+        self._objects: list[Any] = [*params, *state.values(), *chain.from_iterable(map(dict.values, self.states))]
+        self._kinds = [(p.dtype, p.device, p.shape) for p in params]
+
+    def fits(self, state: Any, params: list[Tensor]) -> bool:
+        """Return whether it is still the plan for this state and these parameters."""
+        objects = [*params, *state.values(), *chain.from_iterable(map(dict.values, self.states))]
+        same = [*map(id, objects)] == [*map(id, self._objects)]
+        return same and self._kinds == [(p.dtype, p.device, p.shape) for p in params]
+
+
 def collect(sampler: Chain, loss: Any = None) -> Evaluation:
     """The sampled parameters of each group and their gradients, which are there, dense and finite; beside the loss.
 
     Parameters are looked at in turn, all of them every 8 steps, or in every step where there are at most 16 tensors.
     """
     evaluation = Evaluation(loss, [])
-    for group in sampler.param_groups:
-        evaluation.groups.append(_of_group(sampler, group, evaluation))
+    for number, group in enumerate(sampler.param_groups):
+        evaluation.groups.append(_of_group(sampler, number, group, evaluation))
         evaluation.centred |= group.get("prior_mean") is not None
     if torch.compiler.is_compiling():
         return evaluation
@@ -84,7 +111,7 @@ def collect(sampler: Chain, loss: Any = None) -> Evaluation:
     if len(params) > share:
         start = sampler.param_groups[0]["step"] * share % len(params)
         params = (params + params[:share])[start : start + share]
-    slopes, weights = joint_norms(gradients, sampler.mesh), joint_norms(params, sampler.mesh)
+    slopes, weights = joint_norms(gradients, params, mesh=sampler.mesh)
     values = [value for _, value in (*slopes, *weights)]
     if not all(map(math.isfinite, values)):
         _report(sampler, "gradient", lambda p: p.grad)
@@ -98,16 +125,34 @@ def collect(sampler: Chain, loss: Any = None) -> Evaluation:
     return evaluation
 
 
-def _of_group(sampler: Chain, group: dict[str, Any], evaluation: Evaluation) -> GroupInputs:
-    inputs, shapes = GroupInputs([], []), sampler.first_shapes
-    by_input = prior.BY_INPUT in group
+def _of_group(sampler: Chain, number: int, group: dict[str, Any], evaluation: Evaluation) -> GroupInputs:
+    pairs = [(p, p.grad) for p in group["params"]]
+    if torch.compiler.is_compiling():
+        _check(sampler, group)
+    else:
+        # What is checked once, until it is another.
+        seen = [(p.requires_grad, p.dtype, None if g is None else (g.shape, g.layout)) for p, g in pairs]
+        looked_at = [*map(id, group["params"]), group["missing_gradient"], seen]
+        if looked_at != sampler.checked_inputs.get(number):
+            _check(sampler, group)
+            sampler.checked_inputs[number] = looked_at
+    moving = [(p, g) for p, g in pairs if g is not None and p.requires_grad]
+    inputs = GroupInputs([p for p, _ in moving], [g for _, g in moving])
+    if not precision.HALF.isdisjoint([p.dtype for p, _ in moving]):
+        evaluation.half_precision |= group.get("master_weights") is not False
+    if prior.BY_INPUT in group:
+        inputs.gradients = [prior.pulled_by_input(sampler, group, p, g) for p, g in moving]
+    return inputs
+
+
+def _check(sampler: Chain, group: dict[str, Any]) -> None:
+    """Raise an error unless gradients are there and dense, and of the shape and dtype that the state has."""
+    shapes = sampler.first_shapes
     for i, p in enumerate(group["params"]):
-        if not p.requires_grad:
-            continue
         gradient = p.grad
+        if not p.requires_grad or (gradient is None and group["missing_gradient"] == "skip"):
+            continue
         if gradient is None:
-            if group["missing_gradient"] == "skip":
-                continue
             raise ValueError(
                 f"parameter {sampler.name_of(group, i)} has no gradient: call loss.backward() before step(), set "
                 "requires_grad=False to keep it fixed, or give missing_gradient='skip' to leave it out of such steps"
@@ -128,11 +173,6 @@ def _of_group(sampler: Chain, group: dict[str, Any], evaluation: Evaluation) -> 
                 f"parameter {sampler.name_of(group, i)} had the shape {tuple(first[0])} in its first step, and the "
                 f"dtype {first[1]}: the state does not fit {tuple(gradient.shape)} and {p.dtype}; make a new sampler"
             )
-        if p.dtype in precision.HALF:
-            evaluation.half_precision |= group.get("master_weights") is not False
-        inputs.params.append(p)
-        inputs.gradients.append(prior.pulled_by_input(sampler, group, p, gradient) if by_input else gradient)
-    return inputs
 
 
 def _report(sampler: Chain, what: str, of: Any) -> None:

@@ -260,10 +260,13 @@ class AdaptedSGHMC(WarmedUpSampler):
     def _begin_masses(self, group: dict[str, Any], inputs: GroupInputs) -> list[Tensor]:
         """Make the masses of the parameters that have none, and return those that join a group that moves already."""
         joined, mass, step = [], MASSES[group["mass"]], position(group)
-        for p, gradient in zip(inputs.params, inputs.gradients, strict=True):
-            joins = p.numel() and "mass" not in self.state.get(p, {})
+        compiling = torch.compiler.is_compiling()
+        states = [self.state[p] for p in inputs.params] if compiling else self.plan(inputs.params).states
+        for p, gradient, kept in zip(inputs.params, inputs.gradients, states, strict=True):
+            if "mass" in kept:
+                continue
             state = self.state_of(group, p, "mass")
-            if joins and (step or mass.holds_root(state)):  # else it would take long to forget that it began at zero
+            if p.numel() and (step or mass.holds_root(state)):
                 mass.begin(state, gradient)
                 joined.append(p)
         return joined

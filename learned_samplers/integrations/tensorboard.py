@@ -20,7 +20,7 @@ from learned_samplers.posterior import PosteriorSamples
 def gradient_norm(sampler: Sampler) -> float:
     """The norm of all gradients together; nan where there is none."""
     gradients = [p.grad for group in sampler.param_groups for p in group["params"] if p.grad is not None]
-    return math.hypot(*(value for _, value in joint_norms(gradients))) if gradients else math.nan
+    return math.hypot(*(value for _, value in joint_norms(gradients)[0])) if gradients else math.nan
 
 
 def settings_of(sampler: Sampler) -> dict[str, int | float | str | bool]:

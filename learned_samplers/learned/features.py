@@ -203,26 +203,24 @@ class CompiledFeatures:
     def outputs(self, layers: Phi, gated: bool, momentum: Tensor) -> tuple[Tensor, ...]:
         """Outputs of the network in ``layers``, (..., d) each."""
         feature_set, call, momentum = self.feature_set, kernel.Call(), momentum.contiguous()
-        decays, k = feature_set.average_decays, len(feature_set.average_decays)
+        decays, k, known = feature_set.average_decays, len(feature_set.average_decays), self.mean_squares
         _, square = kernel.means((momentum,), self.segments)
-        gradient_parameter, averages, seconds = np.split(self.mean_squares, [2, 2 + k], -2)
-        factors = 1 / np.sqrt(np.concatenate([gradient_parameter, square, averages], -2) + FLOOR)
-        context = logs = None
+        scaled = np.concatenate([known[..., :2, :], square, known[..., 2 : 2 + k, :]], -2)
+        factors, context, logs = 1 / np.sqrt(scaled + FLOOR), None, None
         if feature_set.adaptive:
             call.ratios, call.logs = 1 + len(feature_set.ratio_decays), len(feature_set.second_moment_decays)
             call.ratio_row[: call.ratios] = [0, *[3 + decays.index(d) for d in feature_set.ratio_decays]]
             call.ratio_factor[: call.ratios] = [1.0, *[1 / (1 - d**self.run.time) for d in feature_set.ratio_decays]]
             call.second_factor = 1 / (1 - feature_set.second_moment_decays[0] ** self.run.time)
-            logs = 1 / (seconds + TINY)
-            squares, constants = context_of(feature_set, self.mean_squares, square, self.run)
-            magnitudes = np.concatenate(squares, -2)
-            same_for_members = np.empty((len(feature_set.context) - magnitudes.shape[-2], square.shape[-1]))
-            same_for_members[0] = np.log10(np.array(self.segments.lengths)) / 3 - 1
-            same_for_members[1 : 1 + len(constants)] = np.array(constants)[:, None]
+            logs = 1 / (known[..., 2 + k :, :] + TINY)
+            squares, constants = context_of(feature_set, known, square, self.run)
+            magnitudes, made = len(squares), 1 + len(squares)
+            context = np.empty((*square.shape[:-2], len(feature_set.context), square.shape[-1]))
+            context[..., :magnitudes, :] = 0.5 * LOG_SCALE * np.log(np.concatenate(squares, -2))
+            context[..., magnitudes, :] = np.log10(np.array(self.segments.lengths)) / 3 - 1
+            context[..., made : made + len(constants), :] = np.array(constants)[:, None]
             if feature_set.matrix:
-                same_for_members[-1] = [min(sides) > 1 for sides in self.segments.sides or ()]
-            same_for_members = np.broadcast_to(same_for_members, (*square.shape[:-2], *same_for_members.shape))
-            context = np.concatenate([0.5 * LOG_SCALE * np.log(magnitudes), same_for_members], -2)
+                context[..., -1, :] = [1 not in sides for sides in self.segments.sides or ()]
         rows = [self.gradient, self.parameter, momentum, *self.averages[:k]]
         rows += [self.direction] if self.direction else []
         inputs: dict[str, Any] = dict(seconds=self.averages[k:], factors=factors, context=context, logs=logs)
@@ -371,7 +369,7 @@ def network_at(
     if isinstance(chain, Features):
         chain.direction = torch.cat([direction.flatten(-2) for direction in directions], -1)
     else:
-        chain.direction = [direction.contiguous() for direction in directions]
+        chain.direction = [*map(Tensor.contiguous, directions)]
     return network, (averages, covariances)
 
 
@@ -384,8 +382,12 @@ def _momenta(averages: Kept, segments: Segments) -> list[Tensor]:
     """The momentum of every tensor as a matrix."""
     if isinstance(averages, Tensor):
         return matrices.as_matrices(averages[..., _MATRIX_AVERAGE, :], segments)
-    sides = segments.sides or segments.matrices
-    return [x[_MATRIX_AVERAGE].reshape(shape) for x, shape in zip(averages, sides, strict=True)]
+
+    def views(averages: Sequence[Tensor]) -> list[Tensor]:
+        sides = segments.sides or segments.matrices
+        return [x[_MATRIX_AVERAGE].reshape(shape) for x, shape in zip(averages, sides, strict=True)]
+
+    return matrices.once(segments, "momenta", averages, views)
 
 
 def _writable(covariances: Tensor, gradient: Tensor, in_place: bool) -> Tensor:

@@ -311,7 +311,8 @@ class L2E(LearnedSampler):
     def advance(self, group: dict[str, Any], inputs: GroupInputs, lead: Sequence[int] = (), **more: Any) -> None:
         super().advance(group, inputs, lead, **more)
         if self.feature_set.matrix:
-            matrices.renew_roots(self, group)
+            plain = not (lead or torch.compiler.is_compiling())
+            matrices.renew_roots(self, group, self.plan(inputs.params).states if plain else ())
 
     # ---------------------------------------------------------------- the state
 

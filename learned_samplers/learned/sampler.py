@@ -6,6 +6,7 @@ import copy
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from learned_samplers.base import validation as check
 from learned_samplers.base.guards.precision import working_dtype
 from learned_samplers.base.momentum import MomentumSampler
-from learned_samplers.base.segments import Segments, of_shapes
+from learned_samplers.base.segments import Segments
 from learned_samplers.base.settings import choice, setting
 from learned_samplers.base.step import GroupInputs, blocks
 from learned_samplers.learned.badge import HEURISTIC, badge_of
@@ -144,6 +145,12 @@ class LearnedSampler(MomentumSampler):
         if (weight.dtype, weight.device) != (dtype, first.device):
             self.network = copy.deepcopy(self.network).to(dtype=dtype, device=first.device)
 
+    def _begin(self) -> None:
+        super()._begin()
+        #: By dtype and device: rows for θ, g, noise and r of tensors that go together.
+        self.buffers: dict[Any, Tensor] = {}
+        self.linears: tuple[Any, list[nn.Linear]] = (None, [])
+
     def _shipped(self, asked: dict[str, Any]) -> str | None:
         """The name of the shipped weights that ``network="default"`` means with these settings, None for fresh ones."""
         return self.default_network
@@ -238,34 +245,48 @@ class LearnedSampler(MomentumSampler):
         ``lead`` are the leading axes that all tensors have, of chains; ``more`` are further keywords of the rule.
         """
         hyper = {**self.hyper(group), "settings": self.settings, **more}
-        for p, gradient in zip(inputs.params, inputs.gradients, strict=True):  # before any noise is drawn
-            if self.state_names[-1] not in self.state[p]:
+        plain = not (lead or self.parts is not None or torch.compiler.is_compiling())
+        states = self.plan(inputs.params).states if plain else [self.state[p] for p in inputs.params]
+        for p, gradient, kept in zip(inputs.params, inputs.gradients, states, strict=True):  # before any noise is drawn
+            if self.state_names[-1] not in kept:
                 self.begin_state(group, p, gradient)
-        for chosen in self.batches(inputs.params):
-            params, gradients = [inputs.params[i] for i in chosen], [inputs.gradients[i] for i in chosen]
+        made = self.plan(inputs.params).made if plain else {}
+        if "batches" not in made:
+            made["batches"] = [self._batch(inputs.params, chosen, lead) for chosen in self.batches(inputs.params)]
+        for batch in made["batches"]:
+            params, gradients = [inputs.params[i] for i in batch.chosen], [inputs.gradients[i] for i in batch.chosen]
+            momenta, *kept = batch.states
             noise = self.noise_for(params, hyper)
-            momenta, *kept = [[self.state[p][name] for p in params] for name in self.state_names]
-            theta = gather(params, lead)
-            if self.parts is not None:
-                segments = self.parts.segments(params[0])
-            elif lead:
-                segments = Segments(tuple([p.numel() // lead[0] for p in params]))
-            else:  # torch.compile does not follow a cache
-                cached = not torch.compiler.is_compiling()
-                segments = of_shapes(tuple([p.shape for p in params])) if cached else Segments.of(params)
+            lists = zip((params, gradients, noise, momenta), batch.buffers, strict=True)
+            theta, *others = [None if tensors is None else gather(tensors, lead, buffer) for tensors, buffer in lists]
             moved, momentum, *_ = self.flat_rule(
-                theta,
-                gather(gradients, lead),
-                None if noise is None else gather(noise, lead),
-                gather(momenta, lead),
-                *kept,
-                phi=self._phi(theta),
-                segments=segments,
-                **self.in_place,
-                **hyper,
+                theta, *others, *kept, phi=self._phi(theta), segments=batch.segments, **self.in_place, **hyper
             )
-            scatter(moved, params)
-            scatter(momentum, momenta)
+            scatter(moved, params, batch.buffers[0])
+            scatter(momentum, momenta, batch.buffers[-1])
+
+    def _batch(self, params: list[Tensor], chosen: list[int], lead: Sequence[int]) -> Batch:
+        """What the steps of tensors that go together have in common."""
+        tensors = [params[i] for i in chosen]
+        states = [[self.state[p][name] for p in tensors] for name in self.state_names]
+        if self.parts is not None:
+            return Batch(chosen, states, self.parts.segments(tensors[0]))
+        if lead:
+            return Batch(chosen, states, Segments(tuple([p.numel() // lead[0] for p in tensors])))
+        batch = Batch(chosen, states, Segments.of(tensors))
+        if torch.compiler.is_compiling():
+            return batch
+        if len(tensors) > 1:
+            like, everything = tensors[0], sum(p.numel() for group in self.param_groups for p in group["params"])
+            size = max(batch.segments.total, min(everything, _AT_ONCE_ON_CPU if like.is_cpu else _AT_ONCE_ON_GPU))
+            key = like.dtype, like.device
+            if key not in self.buffers or self.buffers[key].shape[-1] < size:
+                self.buffers[key] = like.new_empty(len(batch.buffers), size)
+            flats = [row[: batch.segments.total] for row in self.buffers[key]]
+            batch.buffers = [(flat, list(torch._C._nn.unflatten_dense_tensors(flat, tensors))) for flat in flats]
+            batch.segments.staying.update({id(flat): {} for flat in flats})
+        batch.segments.staying.update({id(kept): {} for kept in states if all(map(Tensor.is_contiguous, kept))})
+        return batch
 
     def batches(self, params: list[Tensor]) -> Iterator[list[int]]:
         """Tensors that are updated together, by position: of one dtype and device; empty ones are left out."""
@@ -292,8 +313,9 @@ class LearnedSampler(MomentumSampler):
 
     def _phi(self, like: Tensor) -> Phi:
         """The network's layers, whose making has checked them, in a tensor's dtype and on its device."""
-        linears = [module for module in self.network.modules() if isinstance(module, nn.Linear)]
-        return [(linear.weight.to(like), linear.bias.to(like)) for linear in linears]
+        if self.linears[0] is not self.network:
+            self.linears = self.network, [x for x in self.network.modules() if isinstance(x, nn.Linear)]
+        return [(linear.weight.to(like), linear.bias.to(like)) for linear in self.linears[1]]
 
     def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
         """Shape of the state tensor ``name``."""
@@ -339,8 +361,28 @@ class LearnedSampler(MomentumSampler):
 # -------------------------------------------------------------------- flat buffers
 
 
-def gather(tensors: Sequence[Tensor], lead: Sequence[int] = ()) -> Tensor:
+#: A flat buffer, and views of it in the shapes of the tensors that are laid there.
+Buffer = tuple[Tensor, list[Tensor]]
+
+
+@dataclass
+class Batch:
+    """Tensors that a step updates together: their places, states by name, and what of them stays where it is.
+
+    ``buffers`` are for θ, g, noise and r; None where a buffer is made anew.
+    """
+
+    chosen: list[int]
+    states: list[list[Tensor]]
+    segments: Segments
+    buffers: Sequence[Buffer | None] = (None, None, None, None)
+
+
+def gather(tensors: Sequence[Tensor], lead: Sequence[int] = (), buffer: Buffer | None = None) -> Tensor:
     """Tensors laid end to end, (*lead, d), where all have the leading axes ``lead``; a single one perhaps as a view."""
+    if buffer is not None:
+        torch._foreach_copy_(buffer[1], list(tensors))
+        return buffer[0]
     if len(tensors) == 1:
         return tensors[0].reshape(*lead, -1)
     if lead:
@@ -348,8 +390,11 @@ def gather(tensors: Sequence[Tensor], lead: Sequence[int] = ()) -> Tensor:
     return torch._C._nn.flatten_dense_tensors(list(tensors))
 
 
-def scatter(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+def scatter(flat: Tensor, tensors: Sequence[Tensor], buffer: Buffer | None = None) -> None:
     """Write a flat buffer (*lead, d) back into the tensors it was gathered from."""
+    if buffer is not None and flat is buffer[0]:
+        torch._foreach_copy_(list(tensors), buffer[1])
+        return
     if len(tensors) == 1 and not torch.compiler.is_compiling() and flat.data_ptr() == tensors[0].data_ptr():
         return  # a view, changed in place
     if flat.dim() == 1:

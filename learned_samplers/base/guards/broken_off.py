@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, compress, repeat
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class Attempt:
         """Remember which tensors there are, and the version of each: all that is left is the update."""
         sampler = self.sampler
         all_states = [sampler.state, *[optimizer.state for optimizer in sampler.inner_optimizers()]]
-        states = [(state, {p: tensors.copy() for p, tensors in state.items()}) for state in all_states]
+        states = [(state, [*state], [*map(dict.copy, state.values())]) for state in all_states]
         self.params = [p for group in sampler.param_groups for p in group["params"]]
         self.versions = self._versions(states)
         self.states = states  # the last of it: Ctrl-C may come in between
@@ -65,8 +66,8 @@ class Attempt:
         """
         if self.sampler.mesh is not None or dispatch_modes():
             return None
-        kept = [tensors for _, before in states for tensors in before.values()]
-        tensors = [x for state in kept for x in state.values() if isinstance(x, Tensor)]
+        kept = [x for *_, before in states for x in chain.from_iterable(map(dict.values, before))]
+        tensors = compress(kept, map(isinstance, kept, repeat(Tensor)))
         try:
             return [x._version for x in (*self.params, *tensors)]
         except RuntimeError:
@@ -81,9 +82,9 @@ class Attempt:
         if self.states is not None:
             if self.versions is None or self.versions != self._versions(self.states):
                 return False
-            for state, before in self.states:
+            for state, keys, before in self.states:
                 state.clear()
-                state.update(before)
+                state.update(zip(keys, before, strict=True))
         if self.evaluation is not None and self.evaluation.restore is not None:
             self.evaluation.restore()
         return True

@@ -161,7 +161,13 @@ class ShardSegment(Segments):
 
     def __init__(self, p: Any):
         size = local(p).numel()
-        for name, value in (("lengths", (p.numel(),)), ("edges", (0, size)), ("total", size), ("_owner", p)):
+        for name, value in (
+            ("lengths", (p.numel(),)),
+            ("edges", (0, size)),
+            ("total", size),
+            ("staying", {}),
+            ("_owner", p),
+        ):
             object.__setattr__(self, name, value)
 
     def mean_square(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -131,13 +131,13 @@ def means(
     totals = np.zeros((len(table), call.plain + len(every)))
     if averages is not None:
         torch.autograd.graph.increment_version(averages)  # as torch does where it writes in place
-    if native_library().sums(ctypes.addressof(call), table.ctypes.data, len(table), totals.ctypes.data):
+    library = _loaded[0] if _loaded else native_library()
+    if library.sums(ctypes.addressof(call), table.ctypes.data, len(table), totals.ctypes.data):
         raise MemoryError("the compiled network ran out of memory")
     rows = [starts + 4 * k * strides for k in range(len(every))]
     return rows, (totals / lengths[:, None]).reshape(*lead, -1, totals.shape[-1]).swapaxes(-1, -2)
 
 
-@np.errstate(all="ignore")
 def network(
     call: Call,
     layers: Layers,
@@ -164,21 +164,23 @@ def network(
     """
     like = rows[0]
     lead, units = like.shape[:-1], [weight.shape[-2] for weight, _ in layers]
-    members, heads = prod(lead), units[-1] - gated
+    members, total, heads = prod(lead), like.shape[-1], units[-1] - gated
     offsets = _offsets(members, segments.lengths)
     call.layers, call.rows, call.outputs, call.gated = len(layers), len(rows), units[-1], gated
     call.widths[: 1 + len(units)] = [len(rows) + call.ratios + call.logs, *units]
     call.threads = torch.get_num_threads()
-    result = like.new_empty((heads + call.slopes, *lead, like.shape[-1]))
-    size = 4 * members * like.shape[-1]
-    written = [result.data_ptr() + size * k + offsets for k in range(len(result))]
-    addresses: list[Any] = []
+    result = like.new_empty((heads + call.slopes, *lead, total))
+    begin = result.data_ptr()
+    written = [begin + 4 * members * total * k + offsets for k in range(heads + call.slopes)]
+    columns: list[Any] = []
     for row in rows:  # addresses already, a flat buffer, or a tensor for each segment
-        if isinstance(row, Sequence):
+        if type(row) in _PLAIN:
+            row = row.data_ptr() + offsets
+        elif type(row) is not np.ndarray:
             starts = np.fromiter(map(Tensor.data_ptr, row), np.int64, len(row))
             row = (starts + 4 * np.arange(members)[:, None] * np.array(segments.lengths)).ravel()
-        addresses.append(row.data_ptr() + offsets if isinstance(row, Tensor) else row)
-    columns = [*addresses, *seconds, *written]
+        columns.append(row)
+    columns += [*seconds, *written]
     if gated:
         columns.insert(len(rows) + len(seconds) + heads, 0)
     table = np.empty((len(offsets), len(columns) + 2), np.int64)
@@ -195,7 +197,8 @@ def network(
         None if x is None else np.ascontiguousarray(x.swapaxes(-1, -2), np.float32) for x in (factors, context, logs)
     ]
     call.scaled, call.context = [0 if x is None else x.shape[-1] for x in of_tensors[:2]]
-    failed = native_library().network(
+    library = _loaded[0] if _loaded else native_library()
+    failed = library.network(
         ctypes.addressof(call),
         table.ctypes.data,
         len(table),
