@@ -42,7 +42,7 @@ def test_one_graph_and_no_recompilation_under_a_scheduler(name, foreach):
     sampler = MAKERS[name](_params(), torch.tensor(0.1))
     for group in sampler.param_groups:
         group["foreach"] = foreach
-    step = torch.compile(sampler.step, fullgraph=True, backend="aot_eager")
+    step = torch.compile(sampler.step, fullgraph=True, backend="eager")  # what is compiled is the others' matter
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(sampler, T_max=40)
     graphs = []
     for _ in range(16):
@@ -60,16 +60,16 @@ MEAN = {"prior_precision": 40.0, "prior_mean": [torch.full((4, 3), 2.0), torch.f
 
 
 @pytest.mark.parametrize(
-    ("name", "backend", "settings"),
-    [("SGHMC", "inductor", {}), *(("L2E", "aot_eager", {}), ("SGLD", "aot_eager", MEAN), ("SGHMC", "aot_eager", MEAN))],
+    ("name", "settings"),
+    [("L2E", {}), ("SGLD", MEAN), ("SGHMC", MEAN)],
 )
-def test_compiled_at_temperature_zero_equals_eager(name, backend, settings):
+def test_compiled_at_temperature_zero_equals_eager(name, settings):
     """The prior's mean is compiled with the step."""
     torch._dynamo.reset()
     cold = {"temperature": 0.0, **settings}
     at_zero = {key: value for key, value in cold.items() if key != "prior_mean"}
     eager, compiled, elsewhere = (MAKERS[name](_params(), torch.tensor(0.1), **more) for more in (cold, cold, at_zero))
-    step = torch.compile(compiled.step, fullgraph=True, backend=backend)
+    step = torch.compile(compiled.step, fullgraph=True, backend="aot_eager")
     for _ in range(4):
         eager.step()
         step()
@@ -79,13 +79,14 @@ def test_compiled_at_temperature_zero_equals_eager(name, backend, settings):
         assert torch.allclose(x, z, atol=0.01) == (not settings), "the mean has no effect"
 
 
-def test_compiled_noise_has_the_right_spread():
+def test_compiled_by_inductor_a_step_moves_as_it_should_and_its_noise_has_the_right_spread():
     torch._dynamo.reset()
     p = torch.zeros(50_000, requires_grad=True)
-    p.grad = torch.zeros_like(p)
+    p.grad = torch.ones_like(p)
     sampler = SGLD([p], torch.tensor(0.5), 100, temperature=0.3)
     step = torch.compile(sampler.step, fullgraph=True)
     step()
+    assert p.mean().item() == pytest.approx(-0.5, abs=0.002)  # standard error 0.0002
     assert p.var().item() == pytest.approx(2 * 0.5 * 0.3 / 100, rel=0.03)
 
 
