@@ -23,6 +23,7 @@ class Restarts(torch.optim.Optimizer):
         posterior = PosteriorSamples(model, sampler, thinning=sampler.thinning(30))  # and train, n steps
 
     A chain stays in the mode that its warm-up has found; m chains visit m modes, at the price of m shorter warm-ups.
+    How many? `suggest` says it, from measurements on small CNNs.
     Every chain has `length` steps, (``total_steps`` − m + 1) // m. Between two chains one step makes the fresh weights
     instead: its gradient was taken at the old ones, and is dropped. Steps beyond ``total_steps`` go on with the last
     chain. `PosteriorSamples` numbers the samples by chain; diagnostics are then across chains.
@@ -104,6 +105,22 @@ class Restarts(torch.optim.Optimizer):
             self._try_fresh_weights()
         super().__init__(sampler.param_groups[0]["params"], {})
         self._follow(sampler)
+
+    @staticmethod
+    def suggest(epochs: float) -> int:
+        """Return how many chains predict best together in a budget: one for every ten epochs, and at least one.
+
+        Args:
+            epochs: passes over the training data of all chains together: total_steps · batch / N.
+
+        Measured with ``AdaptedSGHMC(warmup=L2E)`` on CNNs and 5,000 to 10,000 small images, from 5 to 50 epochs
+        (reports/results.md, "One chain or several"); elsewhere it is a guess.
+
+        Raises:
+            ValueError: ``epochs`` is not positive.
+        """
+        validation.positive("epochs", epochs)
+        return max(1, int(epochs / 10 + 0.5))
 
     # ---------------------------------------------------------------- the chains
 

@@ -103,6 +103,12 @@ def test_the_second_chain_begins_afresh(monkeypatch):
     assert correlation(wide, sampler) > 0.99
 
 
+def test_suggest():
+    assert [Restarts.suggest(epochs) for epochs in (0.3, 5, 15, 26, 50)] == [1, 1, 2, 3, 5]
+    with pytest.raises(ValueError, match="epochs must be greater than 0, got 0"):
+        Restarts.suggest(0)
+
+
 def test_buffers_begin_afresh_and_frozen_layers_stay():
     model = network(norm=True)
     model[0].requires_grad_(False)
