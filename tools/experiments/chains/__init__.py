@@ -1,1 +1,0 @@
-"""One chain or several for one budget of gradients? Deleted once larger networks have answered it."""
