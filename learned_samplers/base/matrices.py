@@ -102,7 +102,7 @@ def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
     wide, others = [], []
     for (shape, _, _), places in alike.items():
         chosen = [matrices[i] for i in places]
-        if shape == "a row":
+        if isinstance(shape, str):
             rows = _rows_of_length(chosen)
             for i, row in zip(places, rows, strict=True):
                 result[i] = row

@@ -258,7 +258,10 @@ class LearnedSampler(MomentumSampler):
             momenta, *kept = batch.states
             noise = self.noise_for(params, hyper)
             lists = zip((params, gradients, noise, momenta), batch.buffers, strict=True)
-            theta, *others = [None if tensors is None else gather(tensors, lead, buffer) for tensors, buffer in lists]
+            packed: list[Any] = [
+                None if tensors is None else gather(tensors, lead, buffer) for tensors, buffer in lists
+            ]
+            theta, *others = packed
             moved, momentum, *_ = self.flat_rule(
                 theta, *others, *kept, phi=self._phi(theta), segments=batch.segments, **self.in_place, **hyper
             )

@@ -39,7 +39,7 @@ Layers = Sequence[tuple[Tensor, Tensor]]
 
 
 _lock = threading.Lock()
-_loaded: list[ctypes.CDLL | None] = []
+_loaded: list[Any] = []
 
 
 def native_library() -> Any:
