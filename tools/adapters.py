@@ -1,4 +1,4 @@
-"""Posteriors of an adapter against their rivals: LoRA on 100 and 1,000 labels of film reviews.
+"""Posteriors of an adapter against their rivals: LoRA on 100 and 1,000 labels of two tasks.
 
     python tools/adapters.py
 

@@ -7,11 +7,13 @@ import json
 import pytest
 import torch
 from experiments.adapters import study
+from experiments.adapters.corpus import Corpus
+from experiments.adapters.methods import METHODS, Setting
 
 from meta_tasks.datasets.texts import SPECIAL, TokenData
 
 
-def reviews(name, root, **sizes):
+def texts(root, vocabulary, length, folder):
     """Texts of eight words: 2 to 9 in class 1, 10 to 17 in class 0; a tenth of the labels are wrong."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(300) % 2
@@ -20,25 +22,33 @@ def reviews(name, root, **sizes):
     parts = [
         tensor for part in (slice(0, 100), slice(100, 180), slice(180, 300)) for tensor in (words[part], labels[part])
     ]
-    return TokenData("reviews", 2, *parts, vocabulary=(*SPECIAL, *map(str, range(18))))
+    data = TokenData("reviews", 2, *parts, vocabulary=(*SPECIAL, *map(str, range(18))))
+    return Corpus({"reviews": data}, data.train_x)
+
+
+def test_settings_are_as_many_for_every_method():
+    assert {len(settings) for _, settings in METHODS.values()} == {4}
+    assert str(Setting(0.01, 100.0)) == "lr 0.01, λ 100"
+    assert str(Setting(0.01, 100.0, 0.1)) == "lr 0.01, λ 100, T 0.1"
+    assert str(Setting(0.1, 100.0, curvature=0.5)) == "lr 0.1, λ 100, h₀ 0.5"
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the packages' own
 def test_from_the_base_to_the_table(tmp_path, monkeypatch):
     pytest.importorskip("peft")
+    pytest.importorskip("laplace")
     import adapters
 
-    monkeypatch.setattr(study, "load_text", reviews)
-    methods = ("MAP", "MAP, temperature scaling", "ensemble", "MC dropout", "IVON", "SGLD", "SGHMC", "AdaptedSGHMC")
+    monkeypatch.setattr(study, "corpus", texts)
+    monkeypatch.setattr(study, "METHODS", {name: (run, settings[1:3]) for name, (run, settings) in METHODS.items()})
     base = ["--base.vocabulary", "20", "--base.width", "16", "--base.length", "8", "--base.steps", "60"]
-    command = ["--labels", "60", "--steps", "100", "--seeds", "1", "--out", str(tmp_path), *base]
-    adapters.main([*command, "--method", *methods])
+    command = ["--task", "reviews", "--labels", "60", "--steps", "100", "--seeds", "1", "--out", str(tmp_path), *base]
+    adapters.main(command)
     weights = (tmp_path / "base.safetensors").read_bytes()
     results = json.loads((tmp_path / "results.json").read_text())
-    runs = {method: run for method, (run,) in results["runs"]["60 labels"].items()}
-    assert tuple(runs) == methods
-    assert all(sum(t["method"] == method for t in results["tuning"]) == 4 for method in methods)
+    runs = {method: run for method, (run,) in results["runs"]["reviews, 60 labels"].items()}
+    assert tuple(runs) == tuple(METHODS)
     for method, run in runs.items():
         assert run["accuracy"] > 0.7, method  # guessing has 0.5
         assert run["nll"] < 0.68, method  # guessing has 0.693
@@ -46,4 +56,4 @@ def test_from_the_base_to_the_table(tmp_path, monkeypatch):
     adapters.main([*command, "--method", "MAP"])
     assert (tmp_path / "base.safetensors").read_bytes() == weights
     with pytest.raises(SystemExit, match="take another --out"):
-        adapters.main([*command[:-1], "70"])
+        adapters.main([*command[:-1], "70", "--fresh"])

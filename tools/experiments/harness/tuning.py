@@ -89,8 +89,8 @@ class Tuning(Generic[C, R]):
 
     @property
     def at_edge(self) -> bool:
-        """True if several were tried, and the best rate is the smallest or the largest of them."""
-        return len(self.trials) > 1 and bool(self.edges())
+        """True if several rates were tried, and the best is the smallest or the largest of them."""
+        return len({choice.lr for choice in self.trials}) > 1 and bool(self.edges())
 
     def edges(self) -> list[int]:
         """−1 if no learning rate below the chosen one was tried, 1 if none above it."""
