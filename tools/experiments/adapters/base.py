@@ -19,7 +19,7 @@ from meta_tasks.datasets import mask_of
 from meta_tasks.datasets.texts import SPECIAL
 from meta_tasks.progress import progress
 
-MASKED, DRAWN_TEXTS, PRETRAINING_LR, WARM_UP = 0.2, 32, 1e-3, 0.1
+MASKED, DRAWN_TEXTS, PRETRAINING_LR = 0.2, 32, 1e-3
 #: Words on each side that count as seen together, the size of an embedding's entries, and minutes between states.
 WINDOW, SCALE, KEPT_EVERY = 8, 0.06, 3.0
 RANK = 4  # Of the adapter.
@@ -93,9 +93,7 @@ def masked_language_model(settings: BaseSettings, texts: Tensor, checkpoint: Che
         model = MaskedWords(settings, texts)
         learned = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(learned, lr=PRETRAINING_LR, betas=(0.9, 0.98))
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, PRETRAINING_LR, settings.steps, WARM_UP, "linear", cycle_momentum=False
-        )
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, PRETRAINING_LR, settings.steps, cycle_momentum=False)
         parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
         begin = checkpoint.begin(0, parts, cpu)
         if not begin:

@@ -7,11 +7,10 @@ import json
 import sysconfig
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -125,19 +124,17 @@ def corpus(root: str | None, vocabulary: int, length: int, folder: Path) -> Corp
     words = list(names)
     known = tuple(words[index] for index in kept.tolist())
 
-    def task(name: str, classes: int, pairs: Any) -> TokenData:
-        return TokenData(name, classes, *(number[t] if t.ndim > 1 else t for t in pairs), vocabulary=known)
+    def task(name: str, classes: int, parts: Iterable[tuple[Tensor, Tensor]]) -> TokenData:
+        """Return a task in the words that are known."""
+        (train_x, train_y), (val_x, val_y), (test_x, test_y) = [(number[x], y) for x, y in parts]
+        return TokenData(name, classes, train_x, train_y, val_x, val_y, test_x, test_y, vocabulary=known)
 
     review_parts = [reviews.split(part) for part in ("train", "val", "test")]
-    return Corpus(
-        {
-            "reviews": task("reviews", 2, [t for x, y in review_parts for t in (last_words(x, length), y)]),
-            "packages": task(
-                "packages", len(PACKAGES), [t for part in PARTS for t in (indices[part][:, :length], labels[part])]
-            ),
-        },
-        number[unlabelled],
-    )
+    tasks = {
+        "reviews": task("reviews", 2, ((last_words(x, length), y) for x, y in review_parts)),
+        "packages": task("packages", len(PACKAGES), ((indices[part][:, :length], labels[part]) for part in PARTS)),
+    }
+    return Corpus(tasks, number[unlabelled])
 
 
 def last_words(x: Tensor, length: int) -> Tensor:
