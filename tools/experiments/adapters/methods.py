@@ -169,7 +169,8 @@ def whole_adapter(fine: Fine) -> Predict:
 def ivon(fine: Fine) -> Predict:
     """Ten draws of a Gaussian that IVON has trained."""
     model, setting = fine.fresh(1000 * fine.seed), fine.setting
-    options = {"num_data": len(fine.x), "prior_precision": setting.precision, "hess_init": setting.curvature}
+    options: dict[str, Any] = {"num_data": len(fine.x), "prior_precision": setting.precision}
+    options["hess_init"] = setting.curvature
     sampler = IVON(sampled(model).values(), lr=setting.lr, betas=(0.9, 1 - 10 / fine.steps), **options)
     schedule = torch.optim.lr_scheduler.LinearLR(sampler, 1.0, 0.01, fine.steps)
     for x, y in fine.minibatches(fine.steps):
@@ -215,18 +216,18 @@ def grid(rates: Sequence[float], precisions: Sequence[float], **more: Sequence[f
     ]
 
 
-PRECISIONS, COLD = (30.0, 100.0), {"temperature": (0.1,)}
-MODES = grid((0.005,), (10.0, 30.0, 100.0, 300.0))
-#: Name → the method and the four settings that are tried.
+PRECISIONS, COLD = (10.0, 30.0), {"temperature": (0.1,)}
+MODES = grid((0.005, 0.02, 0.05), PRECISIONS)
+#: Name → the method and the six settings that are tried: three learning rates, two precisions.
 METHODS: dict[str, tuple[Callable[[Fine], Predict], list[Setting]]] = {
     "MAP": (map_, MODES),
     "MAP, temperature scaling": (tempered, MODES),
     "last-layer Laplace": (last_layer, MODES),
     "Laplace of the adapter": (whole_adapter, MODES),
     "MC dropout": (dropout, MODES),
-    "ensemble": (ensemble, grid((0.02,), (10.0, 30.0, 100.0, 300.0))),
-    "IVON": (ivon, grid((0.1,), PRECISIONS, curvature=(0.01, 0.1))),
-    "SGLD": (chain(SGLD), grid((0.05, 0.2), PRECISIONS, **COLD)),
-    "SGHMC": (chain(SGHMC, momentum_decay=0.1), grid((0.005, 0.02), PRECISIONS, **COLD)),
-    "AdaptedSGHMC": (chain(AdaptedSGHMC), grid((0.001, 0.003), PRECISIONS, **COLD)),
+    "ensemble": (ensemble, grid((0.02, 0.05, 0.1), PRECISIONS)),
+    "IVON": (ivon, grid((0.1, 0.3, 1.0), PRECISIONS, curvature=(0.01,))),
+    "SGLD": (chain(SGLD), grid((0.02, 0.05, 0.2), PRECISIONS, **COLD)),
+    "SGHMC": (chain(SGHMC, momentum_decay=0.1), grid((0.005, 0.02, 0.05), PRECISIONS, **COLD)),
+    "AdaptedSGHMC": (chain(AdaptedSGHMC), grid((0.001, 0.003, 0.01), PRECISIONS, **COLD)),
 }
