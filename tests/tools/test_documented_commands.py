@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import benchmark
-import chains
 import decisions
 import function_space
 import lean_l2e
@@ -47,7 +46,6 @@ def by_fields(options: type) -> Any:
 FIELDS = {
     "adapters": AdapterOptions,
     "audit": AuditOptions,
-    "chains": chains.Budget,
     "lean_l2e": lean_l2e.Options,
     "prior": prior.Options,
     "tables": TablesOptions,
