@@ -27,7 +27,7 @@ def texts(root, vocabulary, length, folder):
 
 
 def test_settings_are_as_many_for_every_method():
-    assert {len(settings) for _, settings in METHODS.values()} == {4}
+    assert {len(settings) for _, settings in METHODS.values()} == {6}
     assert str(Setting(0.01, 100.0)) == "lr 0.01, λ 100"
     assert str(Setting(0.01, 100.0, 0.1)) == "lr 0.01, λ 100, T 0.1"
     assert str(Setting(0.1, 100.0, curvature=0.5)) == "lr 0.1, λ 100, h₀ 0.5"
