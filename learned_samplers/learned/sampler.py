@@ -251,8 +251,9 @@ class LearnedSampler(MomentumSampler):
             if self.state_names[-1] not in kept:
                 self.begin_state(group, p, gradient)
         made = self.plan(inputs.params).made if plain else {}
-        if "batches" not in made:
+        if "batches" not in made or (plain and made["places"] != places_of(made["batches"])):
             made["batches"] = [self._batch(inputs.params, chosen, lead) for chosen in self.batches(inputs.params)]
+            made["places"] = places_of(made["batches"]) if plain else None
         for batch in made["batches"]:
             params, gradients = [inputs.params[i] for i in batch.chosen], [inputs.gradients[i] for i in batch.chosen]
             momenta, *kept = batch.states
@@ -379,6 +380,11 @@ class Batch:
     states: list[list[Tensor]]
     segments: Segments
     buffers: Sequence[Buffer | None] = (None, None, None, None)
+
+
+def places_of(batches: Sequence[Batch]) -> list[list[int]]:
+    """Where the states lie: views of them are kept from step to step, and ``state.data = …`` leaves them behind."""
+    return [[*map(Tensor.data_ptr, tensors)] for batch in batches for tensors in batch.states]
 
 
 def gather(tensors: Sequence[Tensor], lead: Sequence[int] = (), buffer: Buffer | None = None) -> Tensor:

@@ -82,7 +82,7 @@ def test_a_step_on_a_convolutional_network(make, most_calls, most_kernels):
 
 
 def test_it_is_planned_anew_where_a_tensor_is_another():
-    """A state that is loaded, one that is replaced by hand, a parameter that moves in some steps alone."""
+    """A state that is loaded, one that is replaced or laid elsewhere by hand, a parameter that moves in some steps."""
 
     def chain():
         torch.manual_seed(0)
@@ -103,6 +103,9 @@ def test_it_is_planned_anew_where_a_tensor_is_another():
         for skips in (False, True, False):
             gradient = params[1].grad
             params[1].grad = None if skips else gradient
+            for state in sampler.state.values() if sampler is disturbed else ():
+                for x in state.values():
+                    x.data = x.data.clone()
             sampler.step()
             params[1].grad = gradient
         ends.append(torch.cat([p.detach().flatten() for p in params]))
