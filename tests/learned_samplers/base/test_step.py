@@ -100,7 +100,7 @@ def test_it_is_planned_anew_where_a_tensor_is_another():
     for sampler in (plain, disturbed):
         torch.manual_seed(1)
         params = sampler.param_groups[0]["params"]
-        for skips in (False, True, False):
+        for skips in (False, True, False, False):
             gradient = params[1].grad
             params[1].grad = None if skips else gradient
             for state in sampler.state.values() if sampler is disturbed else ():
