@@ -251,9 +251,11 @@ class LearnedSampler(MomentumSampler):
             if self.state_names[-1] not in kept:
                 self.begin_state(group, p, gradient)
         made = self.plan(inputs.params).made if plain else {}
-        if "batches" not in made or (plain and made["places"] != places_of(made["batches"])):
+        # Views of the states are kept from step to step; ``state.data = …`` would leave them behind.
+        known = made.get("batches", ())
+        elsewhere = [b.places for b in known] != [[[*map(Tensor.data_ptr, x)] for x in b.states] for b in known]
+        if elsewhere or "batches" not in made:
             made["batches"] = [self._batch(inputs.params, chosen, lead) for chosen in self.batches(inputs.params)]
-            made["places"] = places_of(made["batches"]) if plain else None
         for batch in made["batches"]:
             params, gradients = [inputs.params[i] for i in batch.chosen], [inputs.gradients[i] for i in batch.chosen]
             momenta, *kept = batch.states
@@ -280,6 +282,7 @@ class LearnedSampler(MomentumSampler):
         batch = Batch(chosen, states, Segments.of(tensors))
         if torch.compiler.is_compiling():
             return batch
+        batch.places = [[*map(Tensor.data_ptr, x)] for x in states]
         if len(tensors) > 1:
             like, everything = tensors[0], sum(p.numel() for group in self.param_groups for p in group["params"])
             size = max(batch.segments.total, min(everything, _AT_ONCE_ON_CPU if like.is_cpu else _AT_ONCE_ON_GPU))
@@ -373,18 +376,14 @@ Buffer = tuple[Tensor, list[Tensor]]
 class Batch:
     """Tensors that a step updates together: their places, states by name, and what of them stays where it is.
 
-    ``buffers`` are for θ, g, noise and r; None where a buffer is made anew.
+    ``buffers`` are for θ, g, noise and r; None where a buffer is made anew. ``places`` are where the states lie.
     """
 
     chosen: list[int]
     states: list[list[Tensor]]
     segments: Segments
     buffers: Sequence[Buffer | None] = (None, None, None, None)
-
-
-def places_of(batches: Sequence[Batch]) -> list[list[int]]:
-    """Where the states lie: views of them are kept from step to step, and ``state.data = …`` leaves them behind."""
-    return [[*map(Tensor.data_ptr, tensors)] for batch in batches for tensors in batch.states]
+    places: Sequence[list[int]] = ()
 
 
 def gather(tensors: Sequence[Tensor], lead: Sequence[int] = (), buffer: Buffer | None = None) -> Tensor:
