@@ -179,6 +179,11 @@ class Reads(TorchDispatchMode):
         self._names = {tensor.data_ptr(): name for name, tensor in tensors.items() if tensor.numel()}
         self.watches = bool(self._names)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would import its compiler for that, two seconds of a process's first prediction."""
+        return False
+
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in tree_leaves((args, kwargs)):
             if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_meta:
