@@ -217,7 +217,7 @@ def grid(rates: Sequence[float], precisions: Sequence[float], **more: Sequence[f
 
 
 PRECISIONS, COLD = (10.0, 30.0), {"temperature": (0.1,)}
-MODES = grid((0.005, 0.02, 0.05), PRECISIONS)
+MODES = grid((0.02, 0.05, 0.1), PRECISIONS)
 #: Name → the method and the six settings that are tried: three learning rates, two precisions.
 METHODS: dict[str, tuple[Callable[[Fine], Predict], list[Setting]]] = {
     "MAP": (map_, MODES),
@@ -227,7 +227,7 @@ METHODS: dict[str, tuple[Callable[[Fine], Predict], list[Setting]]] = {
     "MC dropout": (dropout, MODES),
     "ensemble": (ensemble, grid((0.02, 0.05, 0.1), PRECISIONS)),
     "IVON": (ivon, grid((0.1, 0.3, 1.0), PRECISIONS, curvature=(0.01,))),
-    "SGLD": (chain(SGLD), grid((0.02, 0.05, 0.2), PRECISIONS, **COLD)),
-    "SGHMC": (chain(SGHMC, momentum_decay=0.1), grid((0.005, 0.02, 0.05), PRECISIONS, **COLD)),
-    "AdaptedSGHMC": (chain(AdaptedSGHMC), grid((0.001, 0.003, 0.01), PRECISIONS, **COLD)),
+    "SGLD": (chain(SGLD), grid((0.05, 0.2, 0.5), PRECISIONS, **COLD)),
+    "SGHMC": (chain(SGHMC, momentum_decay=0.1), grid((0.02, 0.05, 0.1), PRECISIONS, **COLD)),
+    "AdaptedSGHMC": (chain(AdaptedSGHMC), grid((0.003, 0.01, 0.03), PRECISIONS, **COLD)),
 }

@@ -10,12 +10,12 @@ LoRA of rank 4 on queries and values of the last layer, and a head on the mean o
 scaled, as they are over 1,000 texts of the base), then learn from 100 or 1,000 labels; the states below the last layer
 are those of the base, so they are computed once. Every method has 200 gradients of 16 rows, at most ten samples, and
 six settings (`METHODS`), chosen by the NLL of 400 validation rows on one seed that no table has. The chains' T = 0.1
-was set after a dozen pilot runs on validation reviews; a first table gave MAP and its kin one learning rate. An
-ensemble's five members share the gradients. MAP, its temperature scaling and both Laplace approximations begin with the
-same training, whose learning rate falls to zero, as the ensemble's and IVON's does. Temperature scaling is fitted on
-the validation rows; where no finite temperature is best, the run has no result. Chains leave out their first half.
-Labelled rows, adapter, minibatches, noise and the 500 test rows are a seed's. The doubt of AURC is 1 − the largest mean
-probability.
+was set after a dozen pilot runs on validation reviews; a first table gave MAP and its kin one learning rate, a second
+had smaller rates for methods whose best one was then the largest. An ensemble's five members share the gradients. MAP,
+its temperature scaling and both Laplace approximations begin with the same training, whose learning rate falls to zero,
+as the ensemble's and IVON's does. Temperature scaling is fitted on the validation rows; where no finite temperature is
+best, the run has no result. Chains leave out their first half. Labelled rows, adapter, minibatches, noise and the 500
+test rows are a seed's. The doubt of AURC is 1 − the largest mean probability.
 """
 
 from __future__ import annotations
