@@ -79,11 +79,14 @@ class OutsideChanges:
         if torch.equal(before, now):
             return False
         sizes = [len(_row(p)) for p in params]
-        moved = [p for p, x, y in zip(params, before.split(sizes), now.split(sizes), strict=True) if not _same(x, y)]
-        layers = layers_of(p for p in moved if id(p) not in self.shortened)
-        self.shortened |= {
-            key for key, held in layers.items() if any(getattr(layer, "max_norm", None) is not None for layer in held)
-        }
+        changes = zip(params, before.split(sizes), now.split(sizes), strict=True)
+        moved = [p for p, x, y in changes if id(p) not in self.shortened and not _same(x, y)]
+        if moved:  # to look for their layers takes long
+            self.shortened |= {
+                key
+                for key, layers in layers_of(moved).items()
+                if any(getattr(layer, "max_norm", None) is not None for layer in layers)
+            }
         return any(id(p) not in self.shortened for p in moved)
 
     def _warn(self, message: str) -> None:
