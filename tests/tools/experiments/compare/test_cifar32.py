@@ -67,4 +67,5 @@ def test_the_protocol():
 
 @pytest.mark.skipif(not find_spec("pytorch_optimizer"), reason="SOAP comes with a package of its own")
 def test_soap_runs(small, tmp_path):
-    compare.main([*small, "--sampler", "SOAP, moving average", "--out", str(tmp_path / "out")])
+    options = ["--budgets", "20", "--tune-budget", "20", "--sampler", "SOAP, moving average"]
+    compare.main([*small, *options, "--out", str(tmp_path / "out")])
