@@ -24,16 +24,16 @@ def test_fixed_point_on_a_quadratic():
     temperature, prior = 0.3, 50.0
     curvatures = torch.tensor([0.3, 1.0, 4.0]).repeat(400)
     theta = torch.zeros(1200, requires_grad=True)
-    sampler = IVON([theta], 0.1, N, temperature=temperature, prior_precision=prior, betas=(0.9, 0.999))
+    sampler = IVON([theta], 0.1, N, temperature=temperature, prior_precision=prior, betas=(0.9, 0.998))
     total, variance = torch.zeros(1200), torch.zeros(1200)
-    for step in range(6000):
+    for step in range(3000):
         with sampler.sampled_params():
             sampler.zero_grad()
             quadratic(theta, curvatures, 0.4).backward()
         sampler.step()
-        if step >= 3000:
-            total += theta.detach() / 3000
-            variance += 1 / sampler.precisions(sampler.param_groups[0], theta) / 3000
+        if step >= 1500:
+            total += theta.detach() / 1500
+            variance += 1 / sampler.precisions(sampler.param_groups[0], theta) / 1500
     for k in (0.3, 1.0, 4.0):
         chosen = curvatures == k
         delta = prior / N

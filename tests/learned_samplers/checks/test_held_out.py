@@ -64,7 +64,7 @@ FACTORS = (100.0, 10.0, 1.0, 0.1)
 
 def prior_report(cls=UNBIASED, signal=0.1, **options):
     train, held_out = regression(signal)
-    options = {"factors": FACTORS, "held_out": held_out, "steps": 6000, "batch_size": ROWS} | options
+    options = {"factors": FACTORS, "held_out": held_out, "steps": 3000, "batch_size": ROWS} | options
     return suggest_prior(linear(), gaussian, train, lambda named: make(named, cls), **options)
 
 
@@ -81,7 +81,7 @@ def test_likelihoods_along_the_path_are_those_of_the_posteriors():
 
 def test_of_temperatures_too():
     train, held_out = regression(0.5)
-    options = dict(temperatures=(3.0, 1.0, 0.1), held_out=held_out, steps=8000, batch_size=ROWS)
+    options = dict(temperatures=(3.0, 1.0, 0.1), held_out=held_out, steps=4000, batch_size=ROWS)
     report = suggest_temperature(linear(), gaussian, train, make, **options)
     for row in report.rows:
         assert row.nll == pytest.approx(exact_nll(train, held_out, 1.0, row.value), abs=0.06)
