@@ -252,9 +252,9 @@ class LearnedSampler(MomentumSampler):
                 self.begin_state(group, p, gradient)
         made = self.plan(inputs.params).made if plain else {}
         # Views of the states are kept from step to step; ``state.data = …`` would leave them behind.
-        known = made.get("batches", ())
-        elsewhere = [b.places for b in known] != [[[*map(Tensor.data_ptr, x)] for x in b.states] for b in known]
-        if elsewhere or "batches" not in made:
+        batches = made.get("batches", ())
+        places = [[[*map(Tensor.data_ptr, x)] for x in batch.states] for batch in batches]
+        if "batches" not in made or places != [batch.places for batch in batches]:
             made["batches"] = [self._batch(inputs.params, chosen, lead) for chosen in self.batches(inputs.params)]
         for batch in made["batches"]:
             params, gradients = [inputs.params[i] for i in batch.chosen], [inputs.gradients[i] for i in batch.chosen]
