@@ -210,7 +210,7 @@ def test_settling_forgets_the_vanishing_gradients_of_a_fitted_network(mass_name,
 @pytest.mark.parametrize("share", [None, 0.1])
 def test_on_few_data_with_a_wide_prior_the_mass_is_not_frozen_too_early(share):
     """800 digits, N(0, 1) on every weight: the fit's gradients vanish until the weights have spread. The planted fault
-    is to settle for 50 of 500 steps, once the default: at five seeds the loss reached 7 to 3,600 by it, else 0.4 to 1.1."""
+    is to settle for 50 of 500 steps, once the default: at five seeds the loss reached 7 to 3,600, else 0.4 to 1.1."""
     digits = pytest.importorskip("sklearn.datasets").load_digits()
     x, y = torch.tensor(digits.data[:800], dtype=torch.float32), torch.tensor(digits.target[:800])
     x = (x - x.mean()) / x.std()
