@@ -115,8 +115,9 @@ class AdaptedSGHMC(WarmedUpSampler):
         kw_only=False,
         doc="of the chain: Adam's learning rate. Without a warm-up begin with the one that trains the network. "
         "None is 0.003, or 0.002 where T < 1 and ``total_steps`` (a cycle, where there are cycles) is more "
-        "than N/16 steps, four epochs of minibatches of 64: their heat, some 115·lr on a small CNN, makes a "
-        "longer run too unsure.",
+        "than N/16 steps, four epochs of minibatches of 64: their heat, some 0.01·lr·N, makes a longer run too "
+        "unsure. With ``total_steps``, a warm-up by another optimizer and few data it is 10·T/N where that is more, at "
+        "most 0.1 and ``total_steps``/3000: it heats the chain by a tenth of T.",
     )
     num_data: float = setting(
         default=None,

@@ -22,22 +22,34 @@ def test_data_that_are_seen_often_leave_half_of_the_run_for_samples(run, num_dat
 
 
 @pytest.mark.parametrize(
-    ("settings", "rate"),
+    ("num_data", "settings", "rate"),
     [
-        (dict(total_steps=2500), 0.003),
-        (dict(total_steps=2501), 0.002),
-        (dict(total_steps=5000, cycle_length=2500), 0.003),
-        (dict(total_steps=5000, lr=0.01), 0.01),
-        (dict(total_steps=5000, temperature=1.0), 0.003),
-        (dict(warmup_steps=5000), 0.003),
+        (40_000, dict(total_steps=2500), 0.003),
+        (40_000, dict(total_steps=2501), 0.002),
+        (40_000, dict(total_steps=5000, cycle_length=2500), 0.003),
+        (40_000, dict(total_steps=5000, lr=0.01), 0.01),
+        (40_000, dict(total_steps=5000, temperature=1.0), 0.003),
+        (40_000, dict(warmup_steps=5000), 0.003),
+        (200, dict(total_steps=5000), 0.005),
+        (400, dict(total_steps=5000), 0.0025),
+        (400, dict(total_steps=5000, temperature=1.0), 0.025),
+        (400, dict(warmup_steps=500, warmup=WhitenedSGHMC, temperature=1.0), 0.003),
+        (50, dict(total_steps=60, temperature=1.0), 0.02),
+        (50, dict(total_steps=5000, temperature=1.0), 0.1),
+        (50, dict(total_steps=5000, temperature=0.0), 0.002),
     ],
 )
-def test_a_cold_run_that_sees_the_data_more_than_four_times_has_a_smaller_rate(settings, rate):
+def test_a_long_cold_run_has_a_smaller_rate_and_one_of_few_data_a_larger(num_data, settings, rate):
     settings = {"temperature": 0.1, **settings}
-    sampler = AdaptedSGHMC([torch.nn.Parameter(torch.zeros(2, 2))], num_data=40_000, **settings)
-    assert sampler.param_groups[0]["lr"] == rate
-    run = settings.get("cycle_length", settings.get("total_steps"))
-    assert "lr" in settings or rate_of(run, torch.tensor(40_000.0), torch.tensor(settings["temperature"])) == rate
+    sampler = AdaptedSGHMC([torch.nn.Parameter(torch.zeros(2, 2))], num_data=num_data, **settings)
+    assert sampler.param_groups[0]["lr"] == pytest.approx(rate)
+    run, temperature = settings.get("cycle_length", settings.get("total_steps")), torch.tensor(settings["temperature"])
+    assert "lr" in settings or rate_of(run, torch.tensor(float(num_data)), temperature) == pytest.approx(rate)
+
+
+def test_without_another_optimizer_the_rate_stays_that_of_a_training():
+    settings = dict(num_data=50, warmup_steps=500, warmup=None, temperature=1.0)
+    assert AdaptedSGHMC([torch.nn.Parameter(torch.zeros(2))], **settings).param_groups[0]["lr"] == 0.003
 
 
 @pytest.mark.parametrize(
@@ -104,7 +116,8 @@ def test_a_budget_says_when_it_samples(settings, phases, thinning):
     group = sampler.param_groups[0]
     assert (group["warmup_steps"], group["cycle_length"]) == phases
     assert type(sampler.explorer.optimizer) is settings.get("warmup", WhitenedSGHMC)
-    assert (group["mass"], group["lr"]) == ("matrix", 0.003)
+    run = settings.get("cycle_length", settings["total_steps"])
+    assert (group["mass"], group["lr"]) == ("matrix", rate_of(run, settings.get("num_data", N), 1.0))
     number = min(5, settings["total_steps"] - phases[0])
     samples = PosteriorSamples(model, sampler, thinning=sampler.thinning(number))
     assert copy.deepcopy(sampler).thinning(number) == sampler.thinning(number) == thinning

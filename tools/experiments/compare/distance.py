@@ -10,7 +10,7 @@ test images. *The target*: 1.1 times the distance of a chain of HMC from the oth
 
 *Methods* each have three learning rates and two shares of burn-in, a quarter and a half of the gradients; at each
 budget the pair with the smallest mean distance over three seeds is shown: what a sampler can reach, not what a user
-finds without HMC. Predictions are averaged over up to 200 states after burn-in. *The number*: gradients to the target,
+finds without HMC. Predictions are averaged over 150 states after burn-in. *The number*: gradients to the target,
 by a line between the logarithms of the two budgets around it. The goal is half of what the better of `SGHMC` and `BAOA`
 takes.
 
@@ -28,7 +28,7 @@ from typing import Any
 from experiments.harness.runs.methods import Row
 from experiments.harness.runs.settings import Settings
 
-_POSTERIOR: dict[str, Any] = dict(temperature=1.0, num_samples=200, burn_in=0.25)
+_POSTERIOR: dict[str, Any] = dict(temperature=1.0, num_samples=150, burn_in=0.25)
 DIGITS = Settings(model="mlp", hidden=(50,), prior_precision=3.0, leapfrog_steps=30, **_POSTERIOR)
 _IMAGES: dict[str, Any] = dict(dataset="fashion_mnist", size=14, limit=2000, model="cnn", channels=8, depth=2)
 FASHION = Settings(prior_precision=20.0, leapfrog_steps=15, **_IMAGES, **_POSTERIOR)
