@@ -1,6 +1,5 @@
-"""Evidence of the data about prior and temperature: three experiments and a figure.
+"""Evidence of the data about prior and temperature: two experiments and a figure.
 
-    python tools/prior.py headroom      # priors by layer on small tables: what could be gained (two hours of a core)
     python tools/prior.py suggestions   # a path of one chain against a grid of runs, six tasks (an hour of a core)
     python tools/prior.py cold          # T = 1 and T = 0.1, each at its own best prior (45 minutes of a core)
     python tools/prior.py relevance     # figure: which features of friedman1 matter (a minute)
@@ -18,7 +17,7 @@ from typing import Literal
 import torch
 import tyro
 from experiments.harness.output import explained
-from experiments.prior import cold, headroom, relevance, suggestions
+from experiments.prior import cold, relevance, suggestions
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Options:
     """Which experiment, where its data lie and its results go."""
 
     # What to run.
-    experiment: tyro.conf.Positional[Literal["headroom", "suggestions", "cold", "relevance"]]
+    experiment: tyro.conf.Positional[Literal["suggestions", "cold", "relevance"]]
     root: str | None = None  # Folder of the data sets.
     out: Path = Path("runs/prior")  # Folder of the runs and figures.
     seeds: int = 3  # Of suggestions.
@@ -40,7 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with explained(options.out):
         options.out.mkdir(parents=True, exist_ok=True)
         lines = {
-            "headroom": lambda: headroom.report(headroom.results(options.root, options.out)),
             "suggestions": lambda: suggestions.table(options.root, options.out, options.seeds),
             "cold": lambda: cold.table(options.root, options.out),
             "relevance": lambda: relevance.figure(options.out),

@@ -2,44 +2,8 @@
 
 import json
 
-import numpy as np
 import pytest
-from experiments.prior import cold, headroom, suggestions
-
-
-def losses(best, temperature=1.0):
-    """NLL of every setting: 1 at the best pair of precisions, 2 elsewhere."""
-    return [1.0 if setting == (*best, temperature) else 2.0 for setting in headroom.SETTINGS]
-
-
-def test_the_oracle_gains_what_each_table_needs():
-    tables = {("a", 64): losses((0.1, 25.0)), ("b", 64): losses((25.0, 0.1)), ("c", 512): losses((25.0, 0.1))}
-    entries = {
-        key: {"nll": [nll] * headroom.SPLITS, "features": (key[1], 4 + position, 2 + position)}
-        for position, (key, nll) in enumerate(tables.items())
-    }
-    lines = headroom.report(entries)
-    hot = [line for line in lines if line.startswith("T = 1:")]
-    assert hot[0] == "T = 1: oracle, one λ +0.0 ± 0.0 %"
-    assert hot[1].startswith("T = 1: fixed, by layer -46.2")  # two of three tables have their best
-    assert hot[2] == "T = 1: oracle, by layer -69.3 ± 0.0 %"  # log ½
-    assert "(25.0, 0.1)" in hot[3]
-
-
-def test_a_run_of_all_settings_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(headroom, "STEPS", 60)
-    monkeypatch.setattr(headroom, "SPLITS", 2)
-    random = np.random.default_rng(0)
-    x = random.normal(size=(200, 3))
-    monkeypatch.setattr(headroom, "tables", lambda root: {"sign": (x, (x[:, 0] > 0).astype(int))})
-    entries = headroom.results(None, tmp_path)
-    assert list(entries) == [("sign", 64)]
-    assert entries["sign", 64]["features"] == (64, 3, 2)
-    nll = np.array(entries["sign", 64]["nll"])
-    assert nll.shape == (2, len(headroom.SETTINGS))
-    assert (nll < 2).all()
-    monkeypatch.setattr(headroom, "run", None)  # not called again
-    assert headroom.results(None, tmp_path) == entries
+from experiments.prior import cold, suggestions
 
 
 def test_a_path_is_scored_by_the_run_at_its_choice(tmp_path, monkeypatch):
