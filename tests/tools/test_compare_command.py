@@ -17,7 +17,6 @@ from experiments.harness.runs.runner import Runs
 from experiments.harness.runs.settings import Settings
 from experiments.harness.study import Study
 
-from learned_samplers.classical.warmup import rate_of
 from meta_tasks.datasets import ImageData
 from tests.tools.compare_cases import TINY
 
@@ -68,12 +67,11 @@ def test_a_comparison_extends_and_halves(tmp_path, monkeypatch):
 
 
 def test_a_method_as_it_comes_has_the_rate_of_each_budget(tmp_path, monkeypatch):
-    options = [*TINY, "--sampler", "AdaptedAsItComes", "--budgets", "20", "200", "--temperature", "0.1"]
+    options = [*TINY, "--sampler", "AdaptedAsItComes", "--budgets", "20", "200", "--temperature", "0.01"]
     study = study_of([*options, "--out", str(tmp_path)], lambda *_: 1.0, monkeypatch)
-    num_data, problems = study.experiment.images.num_data, study.experiment.problems()
-    rates = [rate_of(budget, num_data, 0.1) for budget in (20, 200)]
-    assert [study.tuning(problem, "AdaptedAsItComes").chosen.lr for problem in problems] == rates
-    assert rates[0] > rates[1]
+    assert 20 <= study.experiment.images.num_data / 16 < 200
+    problems = study.experiment.problems()
+    assert [study.tuning(problem, "AdaptedAsItComes").chosen.lr for problem in problems] == [0.003, 0.002]
 
 
 def test_a_method_whose_settings_diverge_tries_as_many_as_the_others(tmp_path, monkeypatch):
