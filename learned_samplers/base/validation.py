@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any
@@ -172,7 +172,14 @@ def in_order(params: Any) -> Any:
     """The first argument of an optimizer, generators as lists; TypeError for a set."""
     if isinstance(params, set | frozenset):
         raise TypeError("params must be in an order, got a set, in which a resumed chain could not find them again")
-    return params if isinstance(params, Tensor | dict) else list(params)
+    if isinstance(params, Tensor | dict):
+        return params
+    return [
+        {**entry, "params": list(entry["params"])}
+        if isinstance(entry, dict) and isinstance(entry.get("params"), Iterator)
+        else entry
+        for entry in params
+    ]
 
 
 def listed_parameters(param_group: Any) -> list[Any]:

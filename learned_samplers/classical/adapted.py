@@ -116,8 +116,9 @@ class AdaptedSGHMC(WarmedUpSampler):
         doc="of the chain: Adam's learning rate. Without a warm-up begin with the one that trains the network. "
         "None is 0.003, or 0.002 where T < 1 and ``total_steps`` (a cycle, where there are cycles) is more "
         "than N/16 steps, four epochs of minibatches of 64: their heat, some 0.01·lr·N, makes a longer run too "
-        "unsure. With ``total_steps``, a warm-up by another optimizer and few data it is 10·T/N where that is more, at "
-        "most 0.1 and ``total_steps``/3000: it heats the chain by a tenth of T.",
+        "unsure. With ``total_steps``, a warm-up by another optimizer, few data and one hidden layer (two matrices at "
+        "most) it is 10·T/N where that is more, at most 0.1 and ``total_steps``/3000: it heats the chain by a tenth of "
+        "T.",
     )
     num_data: float = setting(
         default=None,
@@ -154,8 +155,7 @@ class AdaptedSGHMC(WarmedUpSampler):
 
     def prepare(self, params: Any, values: dict[str, Any]) -> dict[str, Any]:
         values = super().prepare(params, values)
-        groups = [group for group in params if isinstance(group, dict)]
-        return {**values, **planned(values, groups, explores=self.warmup is not None)}
+        return {**values, **planned(values, params, explores=self.warmup is not None)}
 
     def check_together(self, group: dict[str, Any]) -> None:
         super().check_together(group)

@@ -46,21 +46,31 @@ def warmup_of(run: int, num_data: float) -> int:
     return int(min(0.8 * run, max(0.5 * run, float(num_data) / 8, LEAST_WARMUP)))
 
 
-def rate_of(run: int | None, num_data: float, temperature: float) -> float:
+def rate_of(run: int | None, num_data: float, temperature: float, *, shallow: bool) -> float:
     """Learning rate of the chain for a budget of ``run`` steps, or a cycle of them; None is an unknown one.
 
     Minibatches heat a chain in proportion to its rate: by some 0.01·lr·N on small networks. A short run gains by moving
     far, and one at T = 1 by mixing; a cold one that sees the data four times and more shows the heat as doubt that is
-    not there (N/16 steps are four epochs of 64). Where data are few the rate is the one that heats by a tenth of T: on
-    tables of 100 to 1,500 rows that comes twice as near to HMC as 0.003. A run of less than 300 steps measures too
-    rough a mass for the largest rates.
+    not there (N/16 steps are four epochs of 64). Where data are few, the rate of a ``shallow`` network, of one hidden
+    layer, is the one that heats by a tenth of T: on tables of 100 to 1,200 rows that comes twice as near to HMC as
+    0.003. A run of less than 300 steps measures too rough a mass for the largest rates, and under a wide prior deeper
+    MLPs diverge at them.
     """
     validation.number_of_data(num_data)
     temperature = validation.number("temperature", temperature)
     if run is None:
         return 0.003
     usual = 0.002 if temperature < 1 and run > float(num_data) / 16 else 0.003
-    return max(usual, min(LARGEST_RATE, run / 3000, HEATING * temperature / float(num_data)))
+    return max(usual, min(LARGEST_RATE, run / 3000, HEATING * temperature / float(num_data))) if shallow else usual
+
+
+def is_shallow(params: Any) -> bool:
+    """Return whether an optimizer's first argument has at most the two matrices of a network of one hidden layer."""
+    entries = [params] if isinstance(params, Tensor | dict) else params
+    groups = [entry.get("params", ()) if isinstance(entry, dict) else [entry] for entry in entries]
+    listed = [entry for group in groups for entry in ([group] if isinstance(group, Tensor) else group)]
+    tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in listed]
+    return sum(isinstance(p, Tensor) and p.requires_grad and p.dim() > 1 for p in tensors) <= 2
 
 
 def thinning_of(total_steps: int, warmup_steps: int, cycle_length: int | None, num_samples: int) -> int:
@@ -90,12 +100,12 @@ def settling_of(settings: dict[str, Any]) -> float:
     return max(SETTLING_SHARE[settings["mass"]], min(0.5, steps / settings["warmup_steps"]))
 
 
-def planned(settings: dict[str, Any], groups: list[dict[str, Any]], *, explores: bool) -> dict[str, Any]:
+def planned(settings: dict[str, Any], params: Any, *, explores: bool) -> dict[str, Any]:
     """Return ``warmup_steps``, ``lr``, ``mass`` and ``settling_share``, with defaults for those that are None.
 
     Args:
         settings: those of the sampler; ``total_steps`` is the budget, or None.
-        groups: parameter groups with settings of their own.
+        params: the optimizer's first argument, whose groups may have settings of their own.
         explores: whether another optimizer warms up.
     """
     cycle, steps, num_data = settings["cycle_length"], settings["warmup_steps"], settings["num_data"]
@@ -117,11 +127,12 @@ def planned(settings: dict[str, Any], groups: list[dict[str, Any]], *, explores:
     lr, mass, share = (settings[key] for key in ("lr", "mass", "settling_share"))
     if lr is None:
         run = None if total_steps is None else run
-        lr = rate_of(run, num_data, settings["temperature"]) if explores else 0.003
+        lr = rate_of(run, num_data, settings["temperature"], shallow=is_shallow(params))
     if mass is None:
         mass = "matrix" if explores else "diagonal"
     plan = {"warmup_steps": steps, "lr": lr, "mass": mass}
     if share is None:
+        groups = [group for group in params if isinstance(group, dict)]
         chains = [{**settings, **plan, **group, "mass": mass} for group in groups] or [{**settings, **plan}]
         share = max(map(settling_of, chains)) if explores else 0.0
     return {**plan, "settling_share": share}

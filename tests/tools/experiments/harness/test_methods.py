@@ -55,7 +55,8 @@ def test_no_two_methods_have_the_same_name_in_any_case(methods):
 @pytest.mark.parametrize("name", ["AdaptedAsItComes", "AdaptedL2EAsItComes"])
 def test_a_method_as_it_comes_has_one_setting_and_the_librarys_defaults(name):
     method = RUN_METHODS[name]
-    settings = Settings(temperature=0.1, prior_precision=2.0, batch_size=10, steps=100, epochs=None)
+    shape = {"model": "mlp", "hidden": (2,)}
+    settings = Settings(temperature=0.1, prior_precision=2.0, batch_size=10, steps=100, epochs=None, **shape)
     rate = method.rate(settings, 50)
     (setting,) = candidates(method, 8, 4, {"temperature": (1.0, 0.1), "burn_in": (0.5, 0.9)}, rate)
     made = method.build([{"params": [torch.zeros(3, 2)]}], method.plan(settings, setting.lr, 50, 100))

@@ -162,7 +162,8 @@ class RunMethod:
         """Learning rate in the middle of those that are tried: that of the card, or of a method as it comes that of its
         budget with ``num_data``."""
         if self.as_it_comes and num_data is not None:
-            return rate_of(self._chain_steps(settings, num_data), num_data, settings.temperature)
+            shallow = settings.model == "mlp" and len(settings.hidden or (100, 100)) < 2
+            return rate_of(self._chain_steps(settings, num_data), num_data, settings.temperature, shallow=shallow)
         card = self.card(settings)
         return self.lr if card is None or self.own_rate else card["defaults"].get("lr", self.lr)
 
