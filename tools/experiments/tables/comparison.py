@@ -71,7 +71,7 @@ def run(options: TablesOptions, method: str, split: str, rows: Mapping[str, np.n
     single = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     xla = "--xla_force_host_platform_device_count=1 --xla_cpu_multi_thread_eigen=false"
     environment = {**os.environ, **single, "PYTHONPATH": path, "XLA_FLAGS": xla, "JAX_PLATFORMS": "cpu"}
-    python = options.bde_python if method == "bde" else sys.executable
+    python = options.bde_python if method.startswith("bde") else sys.executable
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "rows.npz", Path(folder) / "result.json"
         np.savez(source, **dict[str, Any](rows))

@@ -185,8 +185,9 @@ def test_a_run_is_a_process_of_its_own_and_one_that_fails_says_why(tmp_path):
     bare = tmp_path / "python"  # one without the package
     bare.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'bde'\" >&2\nexit 1\n")
     bare.chmod(0o755)
-    with pytest.raises(FileNotFoundError, match=r"learned-samplers\[bde\]"):
-        comparison.run(TablesOptions(out=tmp_path, bde_python=str(bare)), "bde", "0", parts())
+    for method in ("bde", "bde-benchmark"):
+        with pytest.raises(FileNotFoundError, match=rf"{bare} has no package bde; .*learned-samplers\[bde\]"):
+            comparison.run(TablesOptions(out=tmp_path, bde_python=str(bare)), method, "0", parts())
 
 
 def test_the_options_are_checked():
