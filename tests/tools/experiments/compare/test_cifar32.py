@@ -66,6 +66,9 @@ def test_the_protocol():
 
 
 @pytest.mark.skipif(not find_spec("pytorch_optimizer"), reason="SOAP comes with a package of its own")
-def test_soap_runs(small, tmp_path):
+def test_soap_runs(small, tmp_path, monkeypatch):
+    preset = presets.PRESETS["cifar32"]
+    settings = replace(preset.settings, model="cnn", hidden=None, channels=2)  # of an MLP it has a matrix of 3072²
+    monkeypatch.setitem(presets.PRESETS, "cifar32", replace(preset, settings=settings))
     options = ["--budgets", "20", "--tune-budget", "20", "--sampler", "SOAP, moving average"]
     compare.main([*small, *options, "--out", str(tmp_path / "out")])
