@@ -108,8 +108,9 @@ def test_a_student_likelihood_is_not_led_by_outliers():
     x, y = table(200)
     y[::20] += 60
     truth = 10 + 3 * x[:, 0]
+    settings = {"noise": "homoscedastic", "tuning_steps": 100, "n_steps": 200}
     errors = [
-        np.sqrt(np.mean((regressor(likelihood=name, noise="homoscedastic").fit(x, y).predict(x) - truth) ** 2))
+        np.sqrt(np.mean((regressor(likelihood=name, **settings).fit(x, y).predict(x) - truth) ** 2))
         for name in ("gaussian", "student")
     ]
     assert errors[1] < 0.5 * errors[0]
@@ -123,7 +124,7 @@ def test_integers_that_repeat_are_not_known_better_than_rounding(monkeypatch):
     for floored in (True, False):
         if not floored:
             monkeypatch.setattr("learned_samplers.estimators.regressor.rounding", lambda y: 0.0)
-        model = regressor(warmup_steps=1000).fit(x, y)
+        model = regressor(warmup_steps=600, tuning_steps=100, n_steps=100).fit(x, y)
         worst[floored] = model.log_density([[0.0]], [5.0])[0]
     assert worst[True] > -10
     assert worst[False] < -100
@@ -275,7 +276,7 @@ def test_a_weight_of_two_is_a_row_twice_and_none_is_no_row():
     y = y + 20 * right
     far = np.r_[y, y[left] + 30]  # rows that are to count nothing
     tall = np.r_[x, x[left]]
-    settings = {"noise": "homoscedastic", "n_chains": 4, "warmup_steps": 600}
+    settings = {"noise": "homoscedastic", "n_chains": 4, "warmup_steps": 300, "tuning_steps": 200, "n_steps": 300}
     plain = regressor(**settings).fit(x, y)
     weighted = regressor(**settings).fit(tall, far, np.r_[np.ones(60), np.zeros(left.sum())])
     ignored = regressor(**settings).fit(tall, far)
