@@ -150,7 +150,7 @@ def test_a_wrong_correction_loses_the_badge(tmp_path, monkeypatch):
         weight[half, 1], last[1, half] = 1.0, 3.0
     weights.save(tmp_path / "own.safetensors", network, own_fields(card))
     out = tmp_path / "a folder" / "to be made"
-    arguments = [str(tmp_path / "own.safetensors"), "new", "--out", str(out), "--lr", "0.1", "--coordinates", "600"]
+    arguments = [str(tmp_path / "own.safetensors"), "new", "--out", str(out), "--lr", "0.1", "--coordinates", "300"]
     ship.main(arguments)
     assert weights.load_card(out / "new.safetensors")["badge"] == "O(h)"
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "0")  # the compiled step has derivatives of its own
@@ -179,13 +179,13 @@ def test_weights_are_measured_against_those_that_they_replace(tmp_path):
     with torch.no_grad():
         network[-1].bias[1] += 1e6  # a constant drift
     weights.save(tmp_path / "worse.safetensors", network, card)
-    common = ["--replaces", str(source), "--tasks", "8", "--coordinates", "60", "--out", str(tmp_path)]
+    common = ["--replaces", str(source), "--tasks", "5", "--coordinates", "60", "--out", str(tmp_path)]
     with pytest.raises(SystemExit, match="the new weights are worse"):
         ship.main([str(tmp_path / "worse.safetensors"), "new", *common])
     assert not (tmp_path / "new.safetensors").exists()
     ship.main([str(source), "new", *common])
     comparison = weights.load_card(tmp_path / "new.safetensors")["metrics"]["replaced"]
-    assert (comparison["difference"], comparison["error"], comparison["tasks"]) == (0, 0, 8)
+    assert (comparison["difference"], comparison["error"], comparison["tasks"]) == (0, 0, 5)
     assert comparison["new"] == comparison["former"]
     assert comparison["new"] < 2.35  # chance is 2.30; a dozen steps
 
