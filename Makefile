@@ -18,7 +18,7 @@ help:            ## list the targets
 demo: $(DEMO)    ## what does a network not know? Figure, TensorBoard curves and samples of SGD and samplers (two minutes)
 	$(PY) tools/demo.py
 
-check: $(READY)  ## run the fast half of the tests (two to four minutes on two cores): what to run at every change
+check: $(READY)  ## run the fast half of the tests (two minutes on two free cores): what to run at every change
 	$(PY) -m pytest -q -n auto -m 'not slow'
 
 test: $(READY)   ## run the whole test suite (no network, no GPU needed)
