@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
+from learned_samplers.base.guards.side_by_side import is_stacked, of_one_network
 from learned_samplers.base.momentum import MomentumSampler
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.settings import setting
@@ -70,7 +71,8 @@ def is_shallow(params: Any) -> bool:
     groups = [entry.get("params", ()) if isinstance(entry, dict) else [entry] for entry in entries]
     listed = [entry for group in groups for entry in ([group] if isinstance(group, Tensor) else group)]
     tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in listed]
-    return sum(isinstance(p, Tensor) and p.requires_grad and p.dim() > 1 for p in tensors) <= 2
+    trained = [p for p in tensors if isinstance(p, Tensor) and p.requires_grad]
+    return round(of_one_network([p for p in trained if p.dim() - is_stacked(p) > 1])) <= 2
 
 
 def thinning_of(total_steps: int, warmup_steps: int, cycle_length: int | None, num_samples: int) -> int:

@@ -143,7 +143,7 @@ class Chains(nn.Module):
         self._mark()
 
     def _mark(self, *loaded: Any) -> None:
-        side_by_side.mark(self.tensors, "separate" if self.separate else "stacked")
+        side_by_side.mark(self.tensors, "separate" if self.separate else "stacked", self.count)
         self._scaled = not all(bool((scale == 1).all()) for scale in self._scales())
 
     def _scales(self) -> list[Tensor]:

@@ -13,10 +13,16 @@ from learned_samplers.base.protocol import Chain
 KINDS = {"stacked": "separate=False", "separate": "separate=True"}
 
 
-def mark(params: Iterable[Tensor], layout: str) -> None:
-    """Note how networks lie in these parameters."""
+def mark(params: Iterable[Tensor], layout: str, count: int) -> None:
+    """Note how so many networks lie in these parameters."""
     for p in params:
-        p.side_by_side = layout  # type: ignore[attr-defined]
+        p.side_by_side, p.networks = layout, count  # type: ignore[attr-defined]
+
+
+def of_one_network(params: Sequence[Tensor]) -> float:
+    """Return how many of these parameters one network has."""
+    separate = [getattr(p, "side_by_side", None) == "separate" for p in params]
+    return sum(1 / getattr(p, "networks", 1) if own else 1.0 for p, own in zip(params, separate, strict=True))
 
 
 def is_stacked(p: Any) -> bool:

@@ -8,6 +8,7 @@ import torch
 
 from learned_samplers import L2E, AdaptedSGHMC, PosteriorSamples, WhitenedSGHMC
 from learned_samplers.classical.warmup import rate_of, thinning_of, warmup_of
+from learned_samplers.posterior import Chains
 from tests.harness import closure_for, flat, small_network
 from tests.learned_samplers.classical.chains_of_adapted import EVERY_WARMUP, LENGTH, N, adapted, drawn
 
@@ -58,6 +59,7 @@ def network(*sizes):
     [
         (lambda: network(3, 5, 2).parameters(), 0.1),
         (lambda: [{"params": layer.parameters()} for layer in network(3, 5, 2)], 0.1),
+        (lambda: Chains([network(3, 5, 2) for _ in range(3)], separate=True).parameters(), 0.1),
         (lambda: network(3, 5, 5, 2).named_parameters(), 0.003),
         (lambda: [{"params": layer.parameters()} for layer in network(3, 5, 5, 2)], 0.003),
         (lambda: [p.requires_grad_(i > 1) for i, p in enumerate(network(3, 5, 5, 2).parameters())], 0.1),
