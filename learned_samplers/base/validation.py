@@ -169,17 +169,26 @@ def inputs_and_targets(data: Any) -> tuple[Tensor, Tensor]:
 
 
 def in_order(params: Any) -> Any:
-    """The first argument of an optimizer, generators as lists; TypeError for a set."""
-    if isinstance(params, set | frozenset):
-        raise TypeError("params must be in an order, got a set, in which a resumed chain could not find them again")
+    """The first argument of an optimizer, generators as lists; TypeError for a set, and for what holds no tensors."""
     if isinstance(params, Tensor | dict):
         return params
-    return [
-        {**entry, "params": list(entry["params"])}
-        if isinstance(entry, dict) and isinstance(entry.get("params"), Iterator)
-        else entry
-        for entry in params
+    listed = [
+        (entry, _listed(entry["params"])) if isinstance(entry, dict) and "params" in entry else (entry, None)
+        for entry in _listed(params)
     ]
+    return [{**e, "params": own} if own and isinstance(e["params"], Iterator) else e for e, own in listed]
+
+
+def _listed(params: Any) -> list[Any]:
+    if isinstance(params, set | frozenset):
+        raise TypeError("params must be in an order, got a set, in which a resumed chain could not find them again")
+    if not isinstance(params, Iterable):
+        raise TypeError(f"params must be tensors, (name, tensor) pairs or groups, got {type(params).__name__}")
+    listed = [params] if isinstance(params, Tensor) else list(params)
+    for i, entry in enumerate(listed):
+        if isinstance(entry, tuple) and len(entry) != 2:
+            raise TypeError(f"params[{i}] must be a tensor or a (name, tensor) pair, got a tuple of {len(entry)}")
+    return listed
 
 
 def listed_parameters(param_group: Any) -> list[Any]:
@@ -193,11 +202,7 @@ def listed_parameters(param_group: Any) -> list[Any]:
         raise TypeError(f"param_group must be a dict, got {type(param_group).__name__}")
     if "params" not in param_group:
         raise ValueError("param_group must have 'params'")
-    params = param_group["params"]
-    if isinstance(params, set | frozenset):
-        raise TypeError("params must be in an order, got a set, in which a resumed chain could not find them again")
-    listed = [params] if isinstance(params, Tensor) else list(params)
-    if not listed:
+    if not (listed := _listed(param_group["params"])):
         raise ValueError("params of a parameter group must not be empty")
     return listed
 

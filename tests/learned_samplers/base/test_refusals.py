@@ -23,6 +23,24 @@ WITH_MOMENTUM = {name for name, make in SAMPLERS.items() if "momentum_decay" in 
 
 # ---------------------------------------------------------------- at construction; bad values: `test_declarations.py`
 
+
+@EVERY
+@pytest.mark.parametrize(
+    ("params", "match"),
+    [
+        (lambda: {parameter()}, "params must be in an order, got a set"),
+        (lambda: [{"params": {parameter()}}], "params must be in an order, got a set"),
+        (lambda: [{"params": None}], "groups, got NoneType"),
+        (lambda: [{"params": 3}], "groups, got int"),
+        (lambda: [("a",)], r"params\[0\] must be .* got a tuple of 1"),
+        (lambda: [{"params": [parameter(), ("a", parameter(), 3)]}], r"params\[1\] must be .* got a tuple of 3"),
+    ],
+)
+def test_what_holds_no_tensors(name, params, match):
+    with pytest.raises(TypeError, match=match):
+        SAMPLERS[name](params())
+
+
 #: What training code of torch's optimizers gives, and our word that the error must contain.
 OURS = [("weight_decay", "prior_precision = num_data"), ("momentum", "momentum_decay"), ("betas", "momentum_decay")]
 
