@@ -12,6 +12,8 @@ import numpy as np
 
 #: Share of the rows that stop the boosting of CatBoost, as of ours, or calibrate the conformal intervals.
 HELD_OUT, CALIBRATED = 0.15, 0.25
+#: Epochs without a better loss on the held-out rows, after which TabM stops.
+TABM_PATIENCE = 16
 #: Truncations of a model that CatBoost calls a virtual ensemble.
 VIRTUAL = 10
 
@@ -137,4 +139,53 @@ def logistic(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Rival:
     return make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(x, y).predict_proba
 
 
-RIVALS = {f.__name__: f for f in (ngboost, catboost, forest, conformal, logistic)}
+def tabm(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Rival:
+    """TabM with piecewise linear embeddings, trained as its authors' example does; held-out rows say stop."""
+    import torch
+    from rtdl_num_embeddings import PiecewiseLinearEmbeddings, compute_bins
+    from sklearn.preprocessing import QuantileTransformer
+    from tabm import TabM
+    from torch.nn.functional import cross_entropy
+
+    if not classes:
+        raise ValueError("TabM is here for classes")
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    train, stop = held_out(y, classes, seed, HELD_OUT)
+    count = max(min(len(train) // 30, 1000), 10)
+    jittered = x[train] + np.random.default_rng(seed).normal(0, 1e-5, x[train].shape)  # quantiles of values that repeat
+    transform = QuantileTransformer(n_quantiles=count, output_distribution="normal", random_state=seed).fit(jittered)
+
+    def features(rows: np.ndarray) -> torch.Tensor:
+        return torch.as_tensor(transform.transform(rows), dtype=torch.float32)
+
+    inputs, held = features(x[train]), features(x[stop])
+    targets, held_targets = torch.as_tensor(y[train]), torch.as_tensor(y[stop])
+    bins = compute_bins(inputs, n_bins=min(48, len(train) - 1))
+    embeddings = PiecewiseLinearEmbeddings(bins, d_embedding=16, activation=False, version="B")
+    model = TabM.make(n_num_features=x.shape[1], d_out=classes, num_embeddings=embeddings)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=3e-4)
+
+    @torch.no_grad()
+    def probabilities(rows: torch.Tensor) -> torch.Tensor:
+        model.eval()
+        return model(rows).softmax(-1).mean(1)
+
+    best, waited, state = float("inf"), 0, model.state_dict()
+    while waited < TABM_PATIENCE:
+        model.train()
+        for rows in torch.randperm(len(train)).split(256):
+            optimizer.zero_grad()
+            out = model(inputs[rows])  # (batch, member, class): the mean of the members' losses
+            cross_entropy(out.flatten(0, 1), targets[rows].repeat_interleave(out.shape[1])).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        loss = -probabilities(held).gather(1, held_targets[:, None]).log().mean().item()
+        waited += 1
+        if loss < best:
+            best, waited, state = loss, 0, {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.load_state_dict(state)
+    return lambda new: probabilities(features(new)).double().numpy()
+
+
+RIVALS = {f.__name__: f for f in (ngboost, catboost, forest, conformal, logistic, tabm)}
