@@ -11,6 +11,7 @@ distinct values, the first of equals.
 
 - ``ours``: `BayesianMLPRegressor` and `BayesianMLPClassifier` as they come;
 - ``ours-relevance``: the same with ``prior_precision=Relevance()``, a sampled precision for each feature;
+- ``ours-conformal``: the same with ``calibration_fraction=0.2`` and conformal intervals, for regressions;
 - ``bde``: the package `sklearn-contrib-bde` with the settings of its README: for regression eight members 16-16 with
   ReLU, 200 epochs, 5,000 steps of warm-up, 2,000 of sampling; for classes four members, 1,000 epochs, 400 and 100.
   (Those of its constructor, two members 4-4 and ten samples, are for a first try.) One device of jax, not eight, which
@@ -24,7 +25,7 @@ distinct values, the first of equals.
   steps of warm-up), for regressions;
 - ``ngboost``, ``catboost`` (RMSEWithUncertainty with virtual ensembles; a held-out 15 % say stop), ``forest``
   (quantiles of a random forest, without a density), ``conformal`` (crepes around gradient boosting, without a density)
-  and, for classes, ``logistic``: packages as they come (`rivals`);
+  and, for classes, ``logistic`` and ``tabm`` (its authors' example): packages as they come (`rivals`);
 - HMC (ours with 600 trajectories of 40 leapfrog steps, ten times the gradients) ran with commit 3bd4aa08.
 
 *Measured*: log predictive density of the mixture in the targets' own units, RMSE of its mean, coverage and width (in
