@@ -121,7 +121,6 @@ SLOW = frozenset(
         "tools/experiments/harness/test_run_store.py",
         "tools/experiments/meta_training/test_law.py",
         "tools/experiments/tables/test_tables.py",
-        "tools/test_adapters.py",
         "tools/test_benchmark.py",
         "tools/test_compare.py",
         "tools/test_decisions.py",

@@ -13,12 +13,10 @@ import decisions
 import function_space
 import lean_l2e
 import newcomer
-import prior
 import pytest
 import ship
 import toy
 import tyro
-from experiments.adapters.study import AdapterOptions
 from experiments.audit.runner import AuditOptions
 from experiments.compare.options import parse_compare
 from experiments.harness.options import parse_command
@@ -44,10 +42,8 @@ def by_fields(options: type) -> Any:
 
 
 FIELDS = {
-    "adapters": AdapterOptions,
     "audit": AuditOptions,
     "lean_l2e": lean_l2e.Options,
-    "prior": prior.Options,
     "tables": TablesOptions,
     "ship": ship.Options,
 }
