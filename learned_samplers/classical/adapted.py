@@ -16,9 +16,10 @@ from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, sc
 from learned_samplers.base.settings import setting
 from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.classical.baoa import baoa_rule
+from learned_samplers.classical.budget import planned
 from learned_samplers.classical.from_adam import from_adam
 from learned_samplers.classical.mass import MASSES, freeze_, weight_of_gradient
-from learned_samplers.classical.warmup import WarmedUpSampler, exploration, planned, position
+from learned_samplers.classical.warmup import WarmedUpSampler, exploration, position
 
 
 def adapted_rule(

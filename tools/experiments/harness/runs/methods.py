@@ -13,7 +13,7 @@ import torch
 from experiments.harness.runs.muon import Muon, Shampoo
 from experiments.harness.runs.settings import Settings
 from learned_samplers import L2E, AdaptedSGHMC, CyclicalSchedule, CyclicalSGMCMC, WhitenedSGHMC
-from learned_samplers.classical.warmup import LEAST_BUDGET, rate_of, warmup_of
+from learned_samplers.classical.budget import LEAST_BUDGET, rate_of, warmup_of
 from learned_samplers.learned import weights
 from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.table import SAMPLERS

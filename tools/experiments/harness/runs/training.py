@@ -24,8 +24,8 @@ from experiments.harness.runs.networks import build_network, parameter_groups
 from experiments.harness.runs.settings import Settings
 from learned_samplers import HMC, CyclicalSchedule
 from learned_samplers.approximations import IVON, SWAG
+from learned_samplers.classical.budget import warmup_of
 from learned_samplers.classical.cycles import cyclical_phase
-from learned_samplers.classical.warmup import warmup_of
 from learned_samplers.posterior.collect import PosteriorSamples, SampleCollection
 from learned_samplers.posterior.normalisation import normalisation_buffers
 from meta_tasks.datasets import ArrayData, ImageData
