@@ -123,7 +123,6 @@ SLOW = frozenset(
         "tools/experiments/tables/test_tables.py",
         "tools/test_benchmark.py",
         "tools/test_compare.py",
-        "tools/test_decisions.py",
         "tools/test_demo.py",
         "tools/test_function_space.py",
         "tools/test_given_settings.py",

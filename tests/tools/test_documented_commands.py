@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import benchmark
-import decisions
 import function_space
 import lean_l2e
 import newcomer
@@ -52,7 +51,6 @@ PARSERS = {
     "multi_task": multi_task.parse,
     "newcomer": newcomer.parse,
     "function_space": lambda arguments: parse_command(function_space.COMMANDS, arguments, None),
-    "decisions": lambda arguments: parse_command(decisions.COMMANDS, arguments, None),
     "toy": lambda arguments: parse_command(toy.COMMANDS, arguments, None),
     **{name: by_fields(options) for name, options in FIELDS.items()},
     "benchmark": lambda arguments: parse_command(benchmark.COMMANDS, arguments, None),
