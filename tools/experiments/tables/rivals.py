@@ -152,6 +152,7 @@ def tabm(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Rival:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     train, stop = held_out(y, classes, seed, HELD_OUT)
+    x = x[:, varied := np.ptp(x[train], 0) > 0]
     count = max(min(len(train) // 30, 1000), 10)
     jittered = x[train] + np.random.default_rng(seed).normal(0, 1e-5, x[train].shape)  # quantiles of values that repeat
     transform = QuantileTransformer(n_quantiles=count, output_distribution="normal", random_state=seed).fit(jittered)
@@ -185,7 +186,7 @@ def tabm(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Rival:
         if loss < best:
             best, waited, state = loss, 0, {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.load_state_dict(state)
-    return lambda new: probabilities(features(new)).double().numpy()
+    return lambda new: probabilities(features(new[:, varied])).double().numpy()
 
 
 RIVALS = {f.__name__: f for f in (ngboost, catboost, forest, conformal, logistic, tabm)}
