@@ -101,6 +101,17 @@ def test_every_method_knows_more_than_the_targets_alone(method, classes, monkeyp
         assert 0.7 < scores["coverage"] <= 1
 
 
+def test_the_intervals_of_ours_conformal_are_the_conformal_ones(monkeypatch):
+    short = {"warmup_steps": 50, "tuning_steps": 20, "n_steps": 20, "n_samples": 5}
+    monkeypatch.setattr(
+        "learned_samplers.estimators.BayesianMLPRegressor",
+        lambda **options: comparison.BayesianMLPRegressor(**short, **options),
+    )
+    monkeypatch.setattr("learned_samplers.estimators.regressor.conformal_scale", lambda *_: 100.0)
+    widths = {m: methods.measure(m, 0, parts())["parts"]["test"]["width"] for m in ("ours", "ours-conformal")}
+    assert widths["ours-conformal"] > 10 * widths["ours"]
+
+
 @pytest.mark.parametrize("classes", [False, True])
 @pytest.mark.parametrize("method", ["ngboost", "catboost", "forest", "conformal", "logistic", "tabm"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of the packages
