@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -47,15 +48,21 @@ class Bandit:
         return 100 * self.regret(arms).cumsum(0) / self.uniform_regret().cumsum(0)
 
 
+def mushroom_file(root: str | os.PathLike[str] | None = None) -> Path:
+    """UCI's file of the mushrooms, under the data root."""
+    path = data_root(root) / "mushroom" / "agaricus-lepiota.data"
+    if not path.is_file():
+        where = "take agaricus-lepiota.data from https://archive.ics.uci.edu/dataset/73/mushroom"
+        fetch("mushroom", str(path), where, None)
+    return path
+
+
 def read_mushrooms(root: str | os.PathLike[str] | None = None) -> tuple[Tensor, Tensor]:
     """The attributes of the 8,124 mushrooms, one-hot (8124, 117), and whether each is edible, (8124,).
 
     A column is one value of one attribute that occurs; "?" (a missing stalk root) is a value like the others.
     """
-    path = data_root(root) / "mushroom" / "agaricus-lepiota.data"
-    if not path.is_file():
-        where = "take agaricus-lepiota.data from https://archive.ics.uci.edu/dataset/73/mushroom"
-        fetch("mushroom", str(path), where, None)
+    path = mushroom_file(root)
     rows = []
     for number, line in enumerate(path.read_text(encoding="ascii", errors="replace").splitlines(), start=1):
         fields = line.strip().split(",")

@@ -1,8 +1,10 @@
 """How good is the posterior of a small network on a table, a second of CPU? Written down before the first run:
 
-*Sets*: the nine of UCI with their usual splits (nine tenths for training), airfoil and bike (the files of the
-package bde; nine tenths, splits drawn anew here), iris, wine, breast cancer, digits and two moons (1,000 rows, noise
-0.3; four fifths), and since then diabetes and friedman1 (1,000 rows, noise 1). *Gap* splits (Foong et al., In-between
+*Sets*: the nine of UCI with their usual splits (nine tenths for training), airfoil and bike (the files of the package
+bde; nine tenths, splits drawn anew here), iris, wine, breast cancer, digits and two moons (1,000 rows, noise 0.3; four
+fifths), and since then diabetes and friedman1 (1,000 rows, noise 1), and two with words and holes: cars (miles per
+gallon; package vega_datasets) and mushrooms (200 rows for training, 1,000 for testing). Medians fill in numbers,
+"missing" words, and words become columns of 0 and 1, for all methods alike. *Gap* splits (Foong et al., In-between
 uncertainty in Bayesian neural networks, 2019): rows are sorted by one feature and the middle third is for testing
 (``gap``); a tenth of the other rows, drawn by chance, is for testing too (``data``). Features: the three with most
 distinct values, the first of equals.

@@ -49,9 +49,10 @@ class TablesOptions(DataOptions, OutputOptions):
 def rows_of(table: Table, split: str) -> dict[str, np.ndarray]:
     """x and y of the training rows and every test part of a split, as `methods.measure` takes them."""
     y = table.y.astype(np.int64 if table.classes else np.float64)
-    parts = table.split(split).items()
-    inputs = {f"x_{part}": table.x[rows].astype(np.float64) for part, rows in parts}
-    return inputs | {f"y_{part}": y[rows] for part, rows in parts}
+    parts = table.split(split)
+    x = table.numbers(parts["train"]).astype(np.float64)
+    inputs = {f"x_{part}": x[rows] for part, rows in parts.items()}
+    return inputs | {f"y_{part}": y[rows] for part, rows in parts.items()}
 
 
 def plain(rows: Mapping[str, np.ndarray], part: str) -> float:

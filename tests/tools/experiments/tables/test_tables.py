@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pandas
 import pytest
 import tables
 import torch
@@ -16,6 +17,7 @@ from experiments.tables.ranks import ranks
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 from learned_samplers.estimators import sampling
+from meta_tasks.datasets.files import data_root
 
 
 def line(rows=120, seed=0):
@@ -73,6 +75,29 @@ def test_splits_do_not_meet_and_a_gap_is_the_middle_third_of_a_feature():
     balanced = load("iris", None, "").split("0")["test"]
     assert len(balanced) == 30
     assert np.bincount(load("iris", None, "").y[balanced]).tolist() == [10, 10, 10]
+
+
+def test_words_become_columns_and_holes_are_filled_as_the_training_rows_say():
+    frame = pandas.DataFrame({"a": [1.0, None, 3.0, 8.0, 1000.0], "b": ["x", "y", None, "x", "z"]})
+    numbers = Table("cars", frame, np.zeros(5)).numbers(np.arange(4))
+    np.testing.assert_array_equal(numbers[:, 0], [1, 3, 3, 8, 1000])  # the median of the first four
+    np.testing.assert_array_equal(numbers[:, 1:], [[0, 1, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0, 0]])
+
+
+def test_cars_and_mushrooms_are_tables_of_numbers():
+    pytest.importorskip("vega_datasets")
+    cars = load("cars", None, "")
+    assert cars.x["Horsepower"].isna().sum() == 6
+    rows = comparison.rows_of(cars, "0")
+    assert rows["x_train"].shape == (358, 9)
+    assert all(np.isfinite(values).all() for values in rows.values())
+    root = data_root()
+    if not (root / "mushroom").is_dir():
+        pytest.skip(f"no mushroom under {root}")
+    rows = comparison.rows_of(load("mushrooms", root, ""), "0")
+    assert (len(rows["x_train"]), len(rows["x_test"])) == (200, 1000)
+    assert set(np.unique(rows["x_train"])) == {0.0, 1.0}
+    assert abs(rows["y_test"].mean() - 3916 / 8124) < 0.001  # stratified
 
 
 @pytest.mark.parametrize("classes", [False, True])

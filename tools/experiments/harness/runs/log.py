@@ -15,6 +15,7 @@ from meta_tasks.datasets import ImageData
 
 POINTS = 100  # of a run at which its loss and temperatures are looked at
 VALIDATIONS = 10  # of which so many with the validation loss of the current weights
+SHOWN = 1000  # validation examples of that loss, which is for the progress bar alone
 
 
 class Diverged(Exception):
@@ -83,11 +84,11 @@ class Log:
 
     @torch.no_grad()
     def validate(self, model: nn.Module) -> None:
-        """Show the loss (nats) of the current weights on the validation examples, if there are any."""
-        start, y = time.perf_counter(), self.data.val_y
+        """Show the loss (nats) of the current weights on some validation examples, if there are any."""
+        start, y = time.perf_counter(), self.data.val_y[:SHOWN]
         if len(y):
             model.eval()
-            outputs = torch.cat([model(part) for part in self.data.val_x.split(256)])
+            outputs = torch.cat([model(part) for part in self.data.val_x[:SHOWN].split(256)])
             model.train()
             self.bar.set_postfix(validation_loss=f"{cross_entropy(outputs, y).item():.3f}", refresh=False)
         self.validation_seconds += time.perf_counter() - start
