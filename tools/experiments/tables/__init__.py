@@ -14,6 +14,7 @@ distinct values, the first of equals.
 - ``ours``: `BayesianMLPRegressor` and `BayesianMLPClassifier` as they come;
 - ``ours-relevance``: the same with ``prior_precision=Relevance()``, a sampled precision for each feature;
 - ``ours-conformal``: the same with ``calibration_fraction=0.2`` and conformal intervals, for regressions;
+- ``ours-search``: the same with ``SEARCH``, the settings for searches over hyperparameters;
 - ``bde``: the package `sklearn-contrib-bde` with the settings of its README: for regression eight members 16-16 with
   ReLU, 200 epochs, 5,000 steps of warm-up, 2,000 of sampling; for classes four members, 1,000 epochs, 400 and 100.
   (Those of its constructor, two members 4-4 and ten samples, are for a first try.) One device of jax, not eight, which

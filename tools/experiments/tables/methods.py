@@ -78,6 +78,12 @@ def ours_conformal(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Fit
     return ours(x, y, classes, seed, calibration_fraction=0.2)
 
 
+def ours_for_searches(x: np.ndarray, y: np.ndarray, classes: int, seed: int) -> Fitted:
+    from learned_samplers.estimators import SEARCH
+
+    return ours(x, y, classes, seed, **SEARCH)
+
+
 #: Of the package's own benchmark (scikit-learn-contrib/bde, paper/scripts/airfoil).
 BENCHMARK: dict[str, Any] = {"hidden_layers": [16, 16, 16, 16], "n_members": 10, "epochs": 1000, "patience": 20}
 BENCHMARK |= {"warmup_steps": 50_000, "n_samples": 1000, "n_thinning": 10}
@@ -201,7 +207,7 @@ def rival(method: Callable[..., rivals.Rival], x: np.ndarray, y: np.ndarray, cla
 
 
 METHODS: dict[str, Callable[..., Fitted]] = {"ours": ours, "ours-relevance": ours_with_relevance}
-METHODS |= {"ours-conformal": ours_conformal}
+METHODS |= {"ours-conformal": ours_conformal, "ours-search": ours_for_searches}
 METHODS |= {"bde": bde, "bde-benchmark": partial(bde, **BENCHMARK)}
 METHODS |= {"ensemble": ensemble, "dropout": dropout, "gp": gp}
 METHODS |= {name: partial(rival, method) for name, method in rivals.RIVALS.items()}

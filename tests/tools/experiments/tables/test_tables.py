@@ -101,12 +101,12 @@ def test_cars_and_mushrooms_are_tables_of_numbers():
 
 
 @pytest.mark.parametrize("classes", [False, True])
-@pytest.mark.parametrize("method", ["ours", "ours-conformal", "ensemble", "dropout", "gp"])
+@pytest.mark.parametrize("method", ["ours", "ours-conformal", "ours-search", "ensemble", "dropout", "gp"])
 def test_every_method_knows_more_than_the_targets_alone(method, classes, monkeypatch):
     short = {"warmup_steps": 400, "tuning_steps": 150, "n_steps": 200}
     for name in ("BayesianMLPRegressor", "BayesianMLPClassifier"):
         cls = getattr(comparison, name)
-        monkeypatch.setattr(f"learned_samplers.estimators.{name}", lambda cls=cls, **options: cls(**short, **options))
+        monkeypatch.setattr(f"learned_samplers.estimators.{name}", lambda cls=cls, **options: cls(**options | short))
     train = sampling.warm_up
     monkeypatch.setattr(sampling, "warm_up", lambda *a, steps, **own: train(*a, steps=min(steps, 400), **own))
     rows = parts(classes)
