@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from meta_tasks.datasets.files import data_root, fetch
+from experiments.harness.uci_data import mushroom_file
 
 #: Rewards of the mushrooms: eating an edible one, eating a poisonous one (either, with equal chances), not eating.
 EDIBLE, POISONOUS, LEFT = 5.0, (5.0, -35.0), 0.0
@@ -46,15 +45,6 @@ class Bandit:
     def relative_regret(self, arms: Tensor) -> Tensor:
         """Cumulative regret in percent of that of choosing uniformly, after every round, (n,)."""
         return 100 * self.regret(arms).cumsum(0) / self.uniform_regret().cumsum(0)
-
-
-def mushroom_file(root: str | os.PathLike[str] | None = None) -> Path:
-    """UCI's file of the mushrooms, under the data root."""
-    path = data_root(root) / "mushroom" / "agaricus-lepiota.data"
-    if not path.is_file():
-        where = "take agaricus-lepiota.data from https://archive.ics.uci.edu/dataset/73/mushroom"
-        fetch("mushroom", str(path), where, None)
-    return path
 
 
 def read_mushrooms(root: str | os.PathLike[str] | None = None) -> tuple[Tensor, Tensor]:

@@ -1,16 +1,17 @@
-"""The UCI regression sets with their usual splits, from npz files."""
+"""The UCI regression sets with their usual splits, from npz files, and the mushrooms."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from meta_tasks.datasets import data_root
-from meta_tasks.datasets.files import read_npz
+from meta_tasks.datasets.files import fetch, read_npz
 
 #: Smallest first.
 NAMES = (
@@ -112,3 +113,12 @@ def validation_folds(data: RegressionData, folds: int) -> tuple[Tensor, Tensor]:
     size = len(rows) // 5
     parts = [(torch.cat([rows[: k * size], rows[(k + 1) * size :]]), rows[k * size :][:size]) for k in range(folds)]
     return torch.stack([fit for fit, _ in parts]), torch.stack([held for _, held in parts])
+
+
+def mushroom_file(root: str | os.PathLike[str] | None = None) -> Path:
+    """UCI's file of the mushrooms, under the data root."""
+    path = data_root(root) / "mushroom" / "agaricus-lepiota.data"
+    if not path.is_file():
+        where = "take agaricus-lepiota.data from https://archive.ics.uci.edu/dataset/73/mushroom"
+        fetch("mushroom", str(path), where, None)
+    return path

@@ -17,7 +17,6 @@ from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
-from experiments.bandits.problems import mushroom_file
 from experiments.harness import uci_data
 
 #: Most telling first.
@@ -128,7 +127,7 @@ def _mushrooms(root: str | os.PathLike[str] | None) -> Table:
     """Poisonous or not: 22 words, one of which 2,480 of 8,124 lack."""
     import pandas
 
-    rows = pandas.read_csv(mushroom_file(root), header=None, na_values="?", dtype=object).rename(columns=str)
+    rows = pandas.read_csv(uci_data.mushroom_file(root), header=None, na_values="?", dtype=object).rename(columns=str)
     return Table("mushrooms", rows.drop(columns="0"), (rows["0"] == "p").to_numpy().astype(np.int64))
 
 
