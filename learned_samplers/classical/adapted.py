@@ -105,8 +105,8 @@ class AdaptedSGHMC(WarmedUpSampler):
 
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type; ``warmup`` makes no optimizer of the
-            groups, or one that needs more than gradients; a step of a parameter that joined after the mass was frozen.
-            See `Sampler.step` for the others of a step.
+            groups, or one that needs more than gradients; a group joins after the mass was frozen, or a parameter has
+            none then. See `Sampler.step` for the others of a step.
     """
 
     lr: float | None = setting(  # type: ignore[assignment]
@@ -119,7 +119,8 @@ class AdaptedSGHMC(WarmedUpSampler):
         "than N/16 steps, four epochs of minibatches of 64: their heat, some 0.01·lr·N, makes a longer run too "
         "unsure. With ``total_steps``, a warm-up by another optimizer, few data and one hidden layer (two matrices at "
         "most) it is 10·T/N where that is more, at most 0.1 and ``total_steps``/3000: it heats the chain by a tenth of "
-        "T.",
+        "T where minibatches of 32 or more have a loss of order one. A regression with little noise is heated more; "
+        "`PosteriorSamples.verdict` says by how much.",
     )
     num_data: float = setting(
         default=None,
@@ -214,6 +215,16 @@ class AdaptedSGHMC(WarmedUpSampler):
             settles = self.warmup is not None and step >= exploration(group)
             weight = weight_of_gradient(time, group["decay"], time - exploration(group) if settles else None)
         return {**hyper, "floor": prior + group["eps"], "weight": weight, "freezes": step + 1 == steps}
+
+    def join(self, param_group: dict[str, Any]) -> None:
+        super().join(param_group)
+        group = self.param_groups[-1]
+        step, steps = position(self.param_groups[0]), group["warmup_steps"]
+        if group["cycle_length"] is None and step >= max(1, steps):
+            raise ValueError(
+                f"a parameter group must join before the mass is frozen: warmup_steps is {steps} and {step} steps are "
+                "over; make another sampler of all parameters"
+            )
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
         evaluation = super().evaluate(closure)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.guards.side_by_side import is_stacked, of_one_network
+from learned_samplers.base.prior import groups_of
 from learned_samplers.classical.mass import MASSES
 
 #: The smallest budget: a mass of fewer than ten gradients says nothing, and is frozen for good.
@@ -34,9 +35,10 @@ def rate_of(run: int | None, num_data: float, temperature: float, *, shallow: bo
     Minibatches heat a chain in proportion to its rate: by some 0.01·lr·N on small networks. A short run gains by moving
     far, and one at T = 1 by mixing; a cold one that sees the data four times and more shows the heat as doubt that is
     not there (N/16 steps are four epochs of 64). Where data are few, the rate of a ``shallow`` network, of one hidden
-    layer, is the one that heats by a tenth of T: on tables of 100 to 1,200 rows that comes twice as near to HMC as
-    0.003. A run of less than 300 steps measures too rough a mass for the largest rates, and under a wide prior deeper
-    MLPs diverge at them.
+    layer, is the one that heats by a tenth of T where minibatches of 32 or more have a loss of order one: on tables of
+    100 to 1,200 rows that comes twice as near to HMC as 0.003. Smaller minibatches, and regressions with little noise,
+    heat more; `PosteriorSamples.verdict` says so. A run of less than 300 steps measures too rough a mass for the
+    largest rates, and under a wide prior deeper MLPs diverge at them.
     """
     validation.number_of_data(num_data)
     temperature = validation.number("temperature", temperature)
@@ -47,13 +49,11 @@ def rate_of(run: int | None, num_data: float, temperature: float, *, shallow: bo
 
 
 def is_shallow(params: Any) -> bool:
-    """Return whether an optimizer's first argument has at most the two matrices of a network of one hidden layer."""
-    entries = [params] if isinstance(params, Tensor | dict) else params
-    groups = [entry.get("params", ()) if isinstance(entry, dict) else [entry] for entry in entries]
-    listed = [entry for group in groups for entry in ([group] if isinstance(group, Tensor) else group)]
+    """Return whether an optimizer's first argument trains the one or two matrices of a network of one hidden layer."""
+    listed = [entry for group in groups_of(params) for entry in validation.listed_parameters(group)]
     tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in listed]
     trained = [p for p in tensors if isinstance(p, Tensor) and p.requires_grad]
-    return round(of_one_network([p for p in trained if p.dim() - is_stacked(p) > 1])) <= 2
+    return round(of_one_network([p for p in trained if p.dim() - is_stacked(p) > 1])) in (1, 2)
 
 
 def thinning_of(total_steps: int, warmup_steps: int, cycle_length: int | None, num_samples: int) -> int:
@@ -110,7 +110,9 @@ def planned(settings: dict[str, Any], params: Any, *, explores: bool) -> dict[st
     lr, mass, share = (settings[key] for key in ("lr", "mass", "settling_share"))
     if lr is None:
         run = None if total_steps is None else run
-        lr = rate_of(run, num_data, settings["temperature"], shallow=is_shallow(params))
+        temperatures = [group.get("temperature", settings["temperature"]) for group in groups_of(params)]
+        coldest = min(validation.number("temperature", temperature) for temperature in temperatures)
+        lr = rate_of(run, num_data, coldest, shallow=is_shallow(params))
     if mass is None:
         mass = "matrix" if explores else "diagonal"
     plan = {"warmup_steps": steps, "lr": lr, "mass": mass}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from learned_samplers.base import validation
+from learned_samplers.base.prior import prior_of
 
 _HEADER = "restarts"
 
@@ -131,7 +132,9 @@ class Restarts(torch.optim.Optimizer):
             settings["total_steps"] = self.length
         if self.generator is not None and "generator" in arguments:
             settings["generator"] = self.generator
-        sampler = self._make(self.model.parameters(), **settings)
+        named = prior_of(settings.get("prior_precision")) is not None  # which may be by name
+        params = self.model.named_parameters() if named else self.model.parameters()
+        sampler = self._make(params, **settings)
         if not isinstance(sampler, torch.optim.Optimizer):
             raise TypeError(f"make must make a torch.optim.Optimizer, got {type(sampler).__name__}")
         return sampler
@@ -284,6 +287,8 @@ class Restarts(torch.optim.Optimizer):
         plan = [self.chains, self.length, self.burn_in]
         if header.get("plan") != plan:
             raise ValueError(f"state_dict has (chains, length, burn_in) = {header.get('plan')}, and these are {plan}")
+        if missing := {"step_count", "chain", "begun", "buffers", "rng"} - header.keys():
+            raise ValueError(f"state_dict lacks {sorted(missing)} of Restarts")
         buffers: dict[str, Tensor] = header["buffers"]
         shapes = {name: buffer.shape for name, buffer in self._buffers.items()}
         if {name: buffer.shape for name, buffer in buffers.items()} != shapes:

@@ -196,7 +196,8 @@ class BayesianMLP(BaseEstimator):
         self.n_iter_ += factor * self.tuning_steps + len(trace.energies)
         first = [sample["0.weight"].double() for sample in self.posterior_]
         lengths = self._standardised.lengths(torch.stack([w.T @ w for w in first]).sum(0).numpy())
-        self.feature_relevance_ = lengths / lengths.sum()
+        total = lengths.sum()  # 0 of a wide table without any variation
+        self.feature_relevance_ = lengths / total if total else np.full(len(lengths), 1 / len(lengths))
         if trace.interrupted:
             raise KeyboardInterrupt(f"what was sampled until then is kept, for warm_start=True: {self.verdict_.text}")
         progress.end(self.verdict_.text)
@@ -291,14 +292,25 @@ class BayesianMLP(BaseEstimator):
                 outputs = self._outputs(x[rows])
             yield rows, outputs
 
-    def _continued(self, outputs: int) -> dict[str, Any] | None:
+    @property
+    def _goes_on(self) -> bool:
+        """Whether a fit begins with the last one, of the same columns."""
+        return bool(self.warm_start) and hasattr(self, "posterior_")
+
+    def _continued(self, outputs: int, x: np.ndarray) -> dict[str, Any] | None:
         """Return the attributes of the fit that a ``warm_start`` goes on from, None without one.
+
+        None, too, where that fit had so few rows that its networks saw their span alone, and these leave it.
 
         Raises:
             ValueError: that fit had other networks.
         """
-        if not self.warm_start or not hasattr(self, "posterior_"):
+        if not self._goes_on:
             return None
+        if self._standardised.basis is not None:
+            leaves = self._standardised(x)[:, -1].any()
+            if leaves or isinstance(self.prior_precision, Relevance):
+                return None
         shapes = [tuple(tensor.shape) for name, tensor in self.posterior_[0].items() if name.endswith("weight")]
         units = [self.posterior_[0]["0.weight"].shape[1], *(shape[0] for shape in shapes)]
         activations = {type(layer) for layer in self.posterior_.model.children()} & set(ACTIVATIONS.values())

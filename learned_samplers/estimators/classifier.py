@@ -36,13 +36,16 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):
             raise ValueError("y has missing labels (None, NaN): leave these rows out")
         with as_before_on_error(self):
             with columns_named(X):
-                x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
-            check_classification_targets(y)
+                x, y = validate_data(self, X, y, reset=not self._goes_on, dtype=np.float64, ensure_min_samples=2)
             weights = row_weights(sample_weight, x)
-            classes, numbers = np.unique(y, return_inverse=True)
+            try:
+                check_classification_targets(y)
+                classes, numbers = np.unique(y, return_inverse=True)
+            except TypeError as error:
+                raise TypeError("y has labels of several types, which have no order: make all of them words") from error
             if len(classes) < 2:
                 raise ValueError(f"y must hold at least two classes, got one class: {classes.tolist()}")
-            continued = self._continued(len(classes))
+            continued = self._continued(len(classes), x)
             if continued and not np.array_equal(continued["classes_"], classes):
                 raise ValueError(
                     f"warm_start=True goes on with the classes {continued['classes_'].tolist()}, not with "

@@ -80,6 +80,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         warm_start: go on from the chains of the fit before, with its scales and without a warm-up, as for more rows or
             more steps. Ctrl-C while sampling then keeps the samples so far, from which the next fit goes on; before the
             first sample (in the warm-up, or while the step size is found) this fit is lost, and the one before stays.
+            A fit of few rows with twice as many columns knows their span alone: rows outside it are fitted anew.
         n_jobs: threads of torch, None or -1 for as many as it has.
         verbose: print a line about the fit every two seconds, with the seconds that are left.
         warn_unsettled: warn where the predictions have not settled.
@@ -161,7 +162,14 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         with as_before_on_error(self):
             with columns_named(X, y):
                 x, y = validate_data(
-                    self, X, y, dtype=np.float64, y_numeric=True, multi_output=True, ensure_min_samples=2
+                    self,
+                    X,
+                    y,
+                    reset=not self._goes_on,
+                    dtype=np.float64,
+                    y_numeric=True,
+                    multi_output=True,
+                    ensure_min_samples=2,
                 )
                 y = np.asarray(y, dtype=np.float64)
                 if not np.isfinite(y).all():  # of an object array, which scikit-learn lets through
@@ -169,9 +177,13 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
             weights = row_weights(sample_weight, x)
             table = y.reshape(len(y), -1)
             outputs = table.shape[1] * (2 if self.noise == "heteroscedastic" else 1)
-            continued = self._continued(outputs)
+            continued = self._continued(outputs, x)
+            if continued and len(continued["_y_mean"]) != table.shape[1]:
+                raise ValueError(
+                    f"warm_start=True goes on with {len(continued['_y_mean'])} targets, y has {table.shape[1]}"
+                )
             self._one_target, self._likelihood = y.ndim == 1, self.likelihood
-            used, left_out = self._calibration_rows(len(y))
+            used, left_out = self._calibration_rows(len(y), weights)
             if continued is None:
                 self._y_mean, self._y_scale = location_and_scale(
                     table[used], None if weights is None else weights[used]
@@ -180,11 +192,14 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
                 self._y_scale = np.where(constant, np.abs(self._y_mean), self._y_scale)
             self._floor, shared = self._noise_of(table)
             targets = torch.as_tensor((table - self._y_mean) / self._y_scale, dtype=torch.float32)
-            self._calibration = None
-            self._sample(x[used], targets[used], outputs, shared, None if weights is None else weights[used], continued)
-            if len(left_out):
-                means, spreads = self._moments([self._outputs(x[left_out])])
-                self._calibration = means, spreads, table[left_out]
+            self._calibration, before = None, self.__dict__.get("posterior_")
+            factors = None if weights is None else weights[used]
+            try:
+                self._sample(x[used], targets[used], outputs, shared, factors, continued)
+            finally:  # Ctrl-C leaves samples, too
+                if len(left_out) and self.__dict__.get("posterior_") is not before:
+                    means, spreads = self._moments([self._outputs(x[left_out])])
+                    self._calibration = means, spreads, table[left_out]
         return self
 
     def _noise_of(self, table: np.ndarray) -> tuple[Tensor, Sequence[nn.Module]]:
@@ -196,15 +211,18 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         floor = torch.as_tensor(np.maximum(FLOOR, grids / self._y_scale))
         return floor, () if self.noise == "heteroscedastic" else (SharedNoise(table.shape[1]),)
 
-    def _calibration_rows(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of the rows to fit, and of those that calibrate intervals."""
-        count = int(self.calibration_fraction * rows)
+    def _calibration_rows(self, rows: int, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Indices of the rows to fit, and of those that calibrate intervals, of which none has the weight 0."""
+        counted = np.arange(rows) if weights is None else np.flatnonzero(weights)
+        count = int(self.calibration_fraction * len(counted))
         if not count:
             return np.arange(rows), np.arange(0)
-        if rows - count < 2:
-            raise ValueError(f"calibration_fraction={self.calibration_fraction} leaves fewer than 2 of {rows} rows")
-        order = check_random_state(self.random_state).permutation(rows)
-        return np.sort(order[count:]), order[:count]
+        if len(counted) - count < 2:
+            raise ValueError(
+                f"calibration_fraction={self.calibration_fraction} leaves fewer than 2 of {len(counted)} rows"
+            )
+        left_out = check_random_state(self.random_state).permutation(counted)[:count]
+        return np.setdiff1d(np.arange(rows), left_out), left_out
 
     def _mean_and_scale(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Means and scales of the noise, (..., row, target) each."""
@@ -247,6 +265,8 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
             raise ValueError("return_std, return_cov and quantiles exclude each other: ask for one of them")
         if quantiles is not None:
             shares = np.ravel(np.asarray(quantiles)).tolist()
+            if not shares:
+                raise ValueError(f"quantiles must hold a share in (0, 1) at least, got {quantiles!r}")
             for share in shares:
                 validation.fraction("quantiles", share, open_left=True, open_right=True)
             return self._quantiles(X, shares)
@@ -284,8 +304,9 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
             coverage: probability, in (0, 1).
             conformal: False for the quantiles (1 ∓ ``coverage``)/2 of the predictive mixture, which are as good as the
                 model; True for split conformal ones, mean ∓ q·std with q from the rows that ``calibration_fraction``
-                has left out. These hold a target with at least that probability whatever its law, on average over
-                exchangeable rows; they are infinite where too few rows were left out.
+                has left out, each counted once whatever its weight above 0. These hold a target with at least that
+                probability whatever its law, on average over exchangeable rows; they are infinite where too few rows
+                were left out.
 
         Raises:
             ValueError: ``conformal`` without rows left out.

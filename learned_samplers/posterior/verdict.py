@@ -34,6 +34,8 @@ FARTHEST = 4.0
 ROWS, COORDINATES = 64, 256
 #: Temperatures below it are named where a chain has not settled.
 COLD = 0.01
+#: Times the temperature that was asked for: more of the momenta's says that minibatches heat the chain.
+HOT = 1.5
 #: Relative difference of temperatures that are taken for one.
 SAME = 0.01
 #: Logarithms of smaller probabilities are rounding.
@@ -168,7 +170,7 @@ def judge(values: np.ndarray | None, entries: Sequence[Entry], origin: Origin | 
         chains = np.stack([values[indices[-length:]] for indices in positions.values()])
         numbers = Numbers.of(chains)
         unsettled = _remarks_on_settling(chains, numbers)
-        remarks += unsettled
+        remarks += unsettled + _remarks_on_heat(entries)
         temperatures = [entry.temperature for entry in entries if entry.temperature is not None]
         if unsettled and temperatures and 0 < max(temperatures) < COLD:
             remarks.append(f"temperature={max(temperatures):g} leaves hardly any noise to settle by: raise it")
@@ -242,6 +244,18 @@ def _remarks_on_settling(chains: np.ndarray, numbers: Numbers) -> list[str]:
     if effective < FEWEST and length >= 4 * FEWEST:
         return ["few effective samples: run the chain longer or raise lr"]
     return []
+
+
+def _remarks_on_heat(entries: Sequence[Entry]) -> list[str]:
+    """Return what is wrong with the temperature of the momenta, beyond four standard errors of its mean."""
+    known = [(entry.kinetic, entry.temperature) for entry in entries if entry.kinetic is not None and entry.temperature]
+    ratios = np.array([kinetic / asked for kinetic, asked in known])
+    if len(ratios) < ENOUGH or ratios.mean() - 4 * ratios.std(ddof=1) / math.sqrt(len(ratios)) <= HOT:
+        return []
+    return [
+        f"the momenta have {ratios.mean():.1f} times the temperature that was asked for, so weights spread too far: "
+        "lower lr or take larger minibatches"
+    ]
 
 
 def _distance_of_start(chains: np.ndarray) -> float:

@@ -19,7 +19,8 @@ class Relevance(Prior):
         BayesianMLPRegressor(prior_precision=Relevance())
         SGHMC(model.named_parameters(), lr=0.05, num_data=N, prior_precision=Relevance())
 
-    The first layer is the first weight of two axes or more among a sampler's; its second axis counts inputs.
+    The first layer is the first weight of two axes or more among a sampler's, of each network where there are several
+    (`Chains`); its second axis counts inputs.
 
     The weights w_i of input i to all units of the first layer have the prior N(0, 1/λ_i) with λ_i ~ Gamma(shape, rate),
     which makes them a multivariate t; all other weights have N(0, 1/others). Every so many steps each λ_i is drawn from
@@ -63,9 +64,12 @@ class Relevance(Prior):
         pairs = zip(sampler.param_groups, sampler.group_priors, strict=True)
         weights = [p for sibling, prior in pairs if prior is self for p in sibling["params"] if p.dim() > 1]
         temperature = as_number(sampler.hyper(group)["temperature"])
-        if not weights or weights[0] is not group["params"][0] or not weights[0].requires_grad or not temperature:
+        # Of networks side by side the first layers come one after the other.
+        first = weights[: getattr(weights[0], "networks", 1)] if weights else []
+        own = [p for p in first if p is group["params"][0]]
+        if not own or not own[0].requires_grad or not temperature:
             return
-        (weight,) = prior_mean.centred(group, weights[:1])
+        (weight,) = prior_mean.centred(group, own)
         columns = weight.detach().double().transpose(0, 1).flatten(1)
         drawn = precision_given(self, columns.shape[1], columns.square().sum(1), temperature, sampler.generator)
         smallest = drawn.min().item()  # the samplers' own: it is what heats or floors them

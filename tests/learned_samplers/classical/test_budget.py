@@ -61,6 +61,8 @@ def network(*sizes):
         (lambda: network(3, 5, 5, 2).named_parameters(), 0.003),
         (lambda: [{"params": layer.parameters()} for layer in network(3, 5, 5, 2)], 0.003),
         (lambda: [p.requires_grad_(i > 1) for i, p in enumerate(network(3, 5, 5, 2).parameters())], 0.1),
+        (lambda: [torch.nn.Parameter(torch.zeros(50))], 0.003),  # a network in one vector: nobody knows its depth
+        (lambda: [{"params": network(3, 5, 2).parameters(), "temperature": 0.01}], 0.002),
     ],
 )
 def test_few_data_raise_the_rate_of_networks_of_one_hidden_layer(params, rate):

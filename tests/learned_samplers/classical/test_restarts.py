@@ -34,6 +34,11 @@ def weights(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+def test_a_prior_by_name_gets_names():
+    sampler = restarts(network(), prior_precision={"*.weight": 2.0, "*": 1.0})
+    assert [group["prior_precision"] for group in sampler.param_groups] == [2.0, 1.0]
+
+
 def test_samples_know_their_chain_and_are_as_many_in_each():
     model = network()
     sampler = restarts(model)
@@ -251,5 +256,9 @@ def test_refusals_of_networks_states_and_groups():
         sampler.load_state_dict(sampler.current.state_dict())
     with pytest.raises(ValueError, match=r"\[4, "):
         sampler.load_state_dict(restarts(network(), chains=4).state_dict())
+    cut = {**sampler.state_dict()}
+    cut["restarts"] = {"plan": cut["restarts"]["plan"]}
+    with pytest.raises(ValueError, match=r"lacks.*buffers.*of Restarts"):
+        sampler.load_state_dict(cut)
     with pytest.raises(TypeError, match="cannot be copied"):
         copy.deepcopy(sampler)

@@ -211,6 +211,48 @@ def test_a_fit_that_is_refused_or_broken_off_leaves_what_was_fitted_before(monke
         new.predict(x)
 
 
+def test_a_warm_start_begins_anew_where_rows_leave_the_span_of_those_before():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(60, 20))
+    y = x[:, 0] + 0.1 * random.normal(size=60)
+    model = BayesianMLPRegressor(**SMALL, warm_start=True).fit(x[:8], y[:8])
+    few = len(model.posterior_[0]["0.weight"][0])
+    model.fit(x[:8], y[:8])
+    assert len(model.posterior_[0]["0.weight"][0]) == few < 20
+    cold = BayesianMLPRegressor(**SMALL).fit(x, y)
+    assert (model.fit(x, y).predict(x) == cold.predict(x)).all()
+
+
+def test_rows_without_weight_calibrate_nothing():
+    x, y = table(60)
+    weights = np.arange(60) % 2
+    spoiled = np.where(weights, y, y + 1e4)
+    model = BayesianMLPRegressor(**SMALL, calibration_fraction=0.4)
+    clean = model.fit(x, y, weights).predict_interval(x, 0.8, conformal=True)
+    again = model.fit(x, spoiled, weights).predict_interval(x, 0.8, conformal=True)
+    np.testing.assert_allclose(clean, again, rtol=1e-4)
+
+
+def test_samples_that_ctrl_c_leaves_are_calibrated(monkeypatch):
+    x, y = table(60)
+    model = BayesianMLPRegressor(**SMALL, calibration_fraction=0.4, warm_start=True).fit(x, y)
+    run = base.sample
+
+    def interrupted(*args, **settings):
+        samples, trace = run(*args, **settings)
+        return samples, trace._replace(interrupted=True)
+
+    monkeypatch.setattr(base, "sample", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, y)
+    assert np.isfinite(model.predict_interval(x, 0.8, conformal=True)).all()
+
+
+def test_a_wide_table_without_variation_tells_no_feature_apart():
+    model = BayesianMLPRegressor(**SMALL).fit(np.ones((10, 40)), np.arange(10.0))
+    np.testing.assert_allclose(model.feature_relevance_, 1 / 40)
+
+
 def test_every_sample_is_kept_whatever_the_number_of_steps(monkeypatch):
     x, y = table(40)
     settings = {**SMALL, "n_samples": 20, "n_chains": 2}

@@ -1,6 +1,7 @@
 """The verdict on a chain: bad ones are told with what to change, good ones are not."""
 
 import copy
+import dataclasses
 import warnings
 
 import numpy as np
@@ -54,6 +55,20 @@ def test_of_long_chains_that_mix_nearly_all_can_be_told():
     assert shares[100] >= 48
     assert shares[300] == 50
     assert 10 < shares[30] < shares[100], shares
+
+
+@pytest.mark.parametrize(("kinetic", "noise", "hot"), [(2.2, 0.1, True), (1.3, 0.1, False), (1.7, 1.5, False)])
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
+def test_a_chain_that_minibatches_heat_has_not_settled(kinetic, noise, hot, temperature):
+    """Neither a tenth more nor a few momenta that happen to be fast are told."""
+    readings = temperature * (kinetic + noise * np.random.default_rng(0).normal(size=100))
+    heated = [
+        dataclasses.replace(entry, temperature=temperature, kinetic=reading)
+        for entry, reading in zip(entries(100), readings, strict=True)
+    ]
+    verdict = judge(autoregressive(100, 0.3), heated, GOOD)
+    assert verdict.settled is not hot
+    assert ("the momenta have 2.2 times the temperature" in verdict.text) is hot
 
 
 @pytest.mark.parametrize("count", [20, 30, 60])

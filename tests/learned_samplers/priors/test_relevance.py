@@ -7,10 +7,21 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers import HMC, MCLMC, SGHMC, AdaptedSGHMC
+from learned_samplers import HMC, MCLMC, SGHMC, AdaptedSGHMC, Chains
 from learned_samplers.base.prior import BY_INPUT
 from learned_samplers.priors import Relevance
 from tests.harness import UNBIASED, closure_for, flat, small_network
+
+
+def test_of_chains_side_by_side_each_first_layer_has_precisions_of_its_own():
+    chains = Chains([small_network() for _ in range(3)], separate=True)
+    sampler = SGHMC(chains.named_parameters(), lr=0.01, num_data=50, prior_precision=Relevance(every=1))
+    for p in chains.parameters():
+        p.grad = torch.zeros_like(p)
+    sampler.step()
+    drawn = [BY_INPUT in group for group in sampler.param_groups if group["params"][0].dim() > 1]
+    assert drawn == [True] * 3 + [False] * (len(drawn) - 3)
+
 
 CURVATURE, SHAPE, RATE = 4.0, 2.0, 0.5
 BEST = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64)
