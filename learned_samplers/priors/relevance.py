@@ -32,8 +32,8 @@ class Relevance(Prior):
 
     Invariant law: that of the sampler for the weights, and for λ given the weights the conditional exactly.
 
-    It gains where many inputs are noise (density .11 for .02 on friedman1, two splits), and loses a little where all
-    matter (concrete .40 for .42, energy 2.14 for 2.19).
+    It gains where many inputs are noise: 0.09 nats a row on friedman1 (twenty splits), 0.03 and 0.01 on two tables of
+    six; it loses 0.05 on concrete, and is level on the others.
 
     Args:
         shape: a > 0.
