@@ -38,7 +38,8 @@ class Restarts(torch.optim.Optimizer):
 
     The first chain begins with the weights that the network has. For the others buffers (running statistics) are put
     back as they were at first; then ``init`` is called, or ``reset_parameters`` of every module with sampled weights,
-    inner modules first. A learning-rate scheduler runs on over the restarts: its period should be ``length`` + 1.
+    inner modules first. A learning-rate scheduler runs on over the restarts: its period should be ``length`` + 1. Other
+    values that were written into ``param_groups`` hold until the next restart, which takes ``settings`` again.
 
     Law: that of the sampler, within a chain. How often a mode is found is not its probability.
 
@@ -229,6 +230,8 @@ class Restarts(torch.optim.Optimizer):
 
     def thinning(self, num_samples: int) -> int:
         """Steps between samples that give at least so many by the end of ``total_steps``, as many from each chain.
+
+        The last chain may give a few more: it has the steps that are left over.
 
         Raises:
             ValueError: a chain samples for fewer steps, or the sampler plans no samples.
