@@ -306,7 +306,8 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
                 model; True for split conformal ones, mean ∓ q·std with q from the rows that ``calibration_fraction``
                 has left out, each counted once whatever its weight above 0. These hold a target with at least that
                 probability whatever its law, on average over exchangeable rows; they are infinite where too few rows
-                were left out.
+                were left out. After a ``warm_start`` on further rows the guarantee is gone: earlier fits saw some of
+                those that are left out now.
 
         Raises:
             ValueError: ``conformal`` without rows left out.
