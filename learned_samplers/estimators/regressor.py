@@ -31,7 +31,7 @@ from learned_samplers.priors import Relevance
 
 #: Smallest standard deviation of the noise, in standard deviations of the targets.
 FLOOR = 0.001
-#: Settings for searches over hyperparameters, `BayesianMLPRegressor(**SEARCH)`: a quarter of the time, no warnings.
+#: Settings for searches over hyperparameters, `BayesianMLPRegressor(**SEARCH)`: less than half of the time, no warnings.
 SEARCH = {"n_chains": 4, "n_samples": 20, "n_steps": 300, "tuning_steps": 200, "warmup_steps": 1500}
 SEARCH |= {"warn_unsettled": False}
 
@@ -50,7 +50,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         low, high = model.predict_interval(X_test, 0.9)
 
     A scikit-learn pipeline passes keywords of ``predict`` on: ``pipe.predict(X_test, quantiles=(0.05, 0.95))``. For a
-    search over hyperparameters `SEARCH` holds settings that take a quarter of the time:
+    search over hyperparameters `SEARCH` holds settings that take less than half of the time:
     ``GridSearchCV(BayesianMLPRegressor(**SEARCH), {"prior_precision": [0.3, 1, 3]})``.
 
     Args:
