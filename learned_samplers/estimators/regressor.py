@@ -31,7 +31,7 @@ from learned_samplers.priors import Relevance
 
 #: Smallest standard deviation of the noise, in standard deviations of the targets.
 FLOOR = 0.001
-#: Settings for searches over hyperparameters, `BayesianMLPRegressor(**SEARCH)`: less than half of the time, no warnings.
+#: Settings for searches over hyperparameters, `BayesianMLPRegressor(**SEARCH)`: in less than half the time, silent.
 SEARCH = {"n_chains": 4, "n_samples": 20, "n_steps": 300, "tuning_steps": 200, "warmup_steps": 1500}
 SEARCH |= {"warn_unsettled": False}
 
