@@ -57,14 +57,10 @@ def test_a_method_as_it_comes_has_one_setting_and_the_librarys_defaults(name):
     method = RUN_METHODS[name]
     shape = {"model": "mlp", "hidden": (2,)}
     settings = Settings(temperature=0.1, prior_precision=2.0, batch_size=10, steps=100, epochs=None, **shape)
-    rate = method.rate(settings, 50)
+    rate, weight = method.rate(settings, 50), torch.zeros(3, 2, requires_grad=True)
     (setting,) = candidates(method, 8, 4, {"temperature": (1.0, 0.1), "burn_in": (0.5, 0.9)}, rate)
-    made = method.build(
-        [{"params": [torch.zeros(3, 2, requires_grad=True)]}], method.plan(settings, setting.lr, 50, 100)
-    )
-    usual = learned_samplers.AdaptedSGHMC(
-        [torch.zeros(3, 2, requires_grad=True)], num_data=50, total_steps=100, temperature=0.1
-    )
+    made = method.build([{"params": [weight]}], method.plan(settings, setting.lr, 50, 100))
+    usual = learned_samplers.AdaptedSGHMC([weight], num_data=50, total_steps=100, temperature=0.1)
     theirs, ours = usual.param_groups[0], made.param_groups[0]
     changed = {key for key in ours if key != "params" and ours[key] != theirs[key]}
     assert changed == {"prior_precision", "settling_share"}
