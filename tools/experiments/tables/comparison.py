@@ -21,7 +21,7 @@ from experiments.harness.options import DataOptions, OutputOptions, names_once, 
 from experiments.harness.run_store import RunStore, fingerprint
 from experiments.harness.study import Experiment, Findings, Job, Run
 from experiments.harness.tables import markdown, with_error
-from experiments.tables.data import CLASSIFICATIONS, FEWER, GAPS, REGRESSIONS, SPLITS, Table, load
+from experiments.tables.data import CLASSIFICATIONS, FEWER, GAPS, MIXED, REGRESSIONS, SPLITS, Table, load
 from experiments.tables.methods import METHODS
 from experiments.tables.ranks import collapsed, ranks, values
 from learned_samplers.estimators import BayesianMLPClassifier, BayesianMLPRegressor
@@ -125,7 +125,7 @@ class Tables(Experiment):
 
     @staticmethod
     def _exists(name: str, split: str) -> bool:
-        return int(split) < FEWER.get(name, len(SPLITS)) if split in SPLITS else name in REGRESSIONS
+        return int(split) < FEWER.get(name, len(SPLITS)) if split in SPLITS else name in {*REGRESSIONS} - {*MIXED}
 
     def methods(self, problem: str) -> Sequence[str]:
         classes = problem.split()[0] in CLASSIFICATIONS

@@ -28,6 +28,8 @@ CLASSIFICATIONS = ("iris", "wine", "breast_cancer", "digits", "moons", "mushroom
 SPLITS = tuple(map(str, range(20)))
 #: Splits that a file says, where they are fewer.
 FEWER = {"protein-tertiary-structure": 5}
+#: Those with words or holes, which have no gap splits.
+MIXED = ("cars", "mushrooms")
 #: Rows for training and testing, where the rest is left out.
 SIZES = {"mushrooms": (200, 1000)}
 GAPS = ("gap0", "gap1", "gap2")
@@ -116,8 +118,11 @@ def load(name: str, root: str | os.PathLike[str] | None, bde_python: str) -> Tab
 def _cars() -> Table:
     """Miles per gallon of 398 cars (UCI's Auto MPG): the origin is a word, the horsepower of six is missing."""
     import pandas
-    from vega_datasets import data
 
+    try:
+        from vega_datasets import data
+    except ImportError as error:
+        raise FileNotFoundError("cars: no package vega_datasets; install learned-samplers[rivals]") from error
     rows = pandas.DataFrame(json.loads(Path(data.cars.filepath).read_text())).dropna(subset="Miles_per_Gallon")
     rows["Year"] = rows["Year"].str[:4].astype(int)
     return Table("cars", rows.drop(columns=["Name", "Miles_per_Gallon"]), rows["Miles_per_Gallon"].to_numpy())

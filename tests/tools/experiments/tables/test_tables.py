@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pandas
@@ -82,6 +83,12 @@ def test_words_become_columns_and_holes_are_filled_as_the_training_rows_say():
     numbers = Table("cars", frame, np.zeros(5)).numbers(np.arange(4))
     np.testing.assert_array_equal(numbers[:, 0], [1, 3, 3, 8, 1000])  # the median of the first four
     np.testing.assert_array_equal(numbers[:, 1:], [[0, 1, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0, 0]])
+
+
+def test_cars_without_their_package_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vega_datasets", None)
+    with pytest.raises(FileNotFoundError, match=r"vega_datasets; install learned-samplers\[rivals\]"):
+        load("cars", None, "")
 
 
 def test_cars_and_mushrooms_are_tables_of_numbers():
@@ -236,8 +243,8 @@ def test_the_options_are_checked():
         tables.main(["--sets", "concrit"])
     with pytest.raises(ValueError, match="limit"):
         TablesOptions(limit=0)
-    options = TablesOptions(splits=("0", "gap0"), sets=("iris", "yacht"))
-    assert Tables(options).problems() == ["iris 0", "yacht 0", "yacht gap0"]  # classes have no gaps
+    options = TablesOptions(splits=("0", "gap0"), sets=("iris", "yacht", "cars"))
+    assert Tables(options).problems() == ["iris 0", "yacht 0", "cars 0", "yacht gap0"]  # classes, words have no gaps
     few = TablesOptions(splits=("4", "5"), sets=("protein-tertiary-structure",))
     assert Tables(few).problems() == ["protein-tertiary-structure 4"]
     assert "logistic" not in Tables(options).methods("yacht 0")
