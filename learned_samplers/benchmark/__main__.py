@@ -16,6 +16,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,17 @@ from learned_samplers.table import SAMPLERS
 
 _CELLS = """0 is best: errors of means (in standard deviations) and of standard deviations (|log ratio|), or of
 classifiers the total variation; in brackets effective samples in 1,000 gradients"""
+#: Settings that depend on the length of a run, of samplers whose line of the table has those of a short one.
+PLANS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "AdaptedSGHMC": lambda gradients: {"total_steps": gradients},
+    "CyclicalSGMCMC": lambda gradients: {"cycle_length": gradients // 20},
+}
 
 
-def named(name: str) -> Callable[..., Any]:
-    """A sampler of the table, or the class or function at a dotted path."""
+def named(name: str, gradients: int) -> Callable[..., Any]:
+    """A sampler of the table, for a run of so many gradients, or the class or function at a dotted path."""
     if name in SAMPLERS:
-        return SAMPLERS[name]
+        return partial(SAMPLERS[name].sampler, **PLANS[name](gradients)) if name in PLANS else SAMPLERS[name]
     module, _, attribute = name.replace(":", ".").rpartition(".")
     if not module:
         raise ValueError(f"sampler must be among {sorted(SAMPLERS)}, or module.Class, got {name!r}")
@@ -67,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("a sampler is missing, or --table")
     torch.set_num_threads(1)  # for so small networks several threads only wait for each other
     try:
-        sampler = named(options.sampler)
+        sampler = named(options.sampler, options.gradients)
     except (TypeError, ValueError) as error:
         parser.error(str(error))
     name = options.sampler.replace(":", ".").rpartition(".")[2]

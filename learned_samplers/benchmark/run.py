@@ -19,25 +19,28 @@ from learned_samplers.diagnostics import ess
 #: Learning rates of a sampler without a default; one with a default is run at a third of it, at it, and at three times.
 RATES = (0.01, 0.05, 0.2)
 _FACTORS = (1 / 3, 1.0, 3.0)
+#: Further rates at most, each four times beyond the largest or the smallest one while that is the best.
+_EXTENSIONS = 3
 #: States that are kept, evenly spaced over the second half of a run.
 _DRAWS = 200
 #: Pairs of states between which the loss is looked at.
 _PAIRS = 10
 
 
-def default_lr(sampler: Callable[..., Any]) -> float | None:
+def default_lr(sampler: Callable[..., Any], target: Target) -> float | None:
     """The learning rate that a sampler takes by itself, or None where one must be given."""
     cls = getattr(sampler, "sampler", sampler)
+    params = [p.requires_grad_() for p in target.start(torch.Generator().manual_seed(0))]
     try:
-        made = cls([torch.zeros(2, 2, requires_grad=True)], num_data=1000, **getattr(sampler, "settings", {}))
+        made = cls(params, num_data=target.num_data, **getattr(sampler, "settings", {}))
     except (TypeError, ValueError):  # lr is missing
         return None
     return float(made.param_groups[0]["lr"])
 
 
-def rates(sampler: Callable[..., Any]) -> tuple[float, ...]:
+def rates(sampler: Callable[..., Any], target: Target) -> tuple[float, ...]:
     """The learning rates at which a sampler is run."""
-    default = default_lr(sampler)
+    default = default_lr(sampler, target)
     return RATES if default is None else tuple(default * factor for factor in _FACTORS)
 
 
@@ -150,8 +153,19 @@ def distance(result: dict[str, Any]) -> float:
 
 
 def benchmark(sampler: Callable[..., Any], target: Target, gradients: int, seed: int = 0) -> dict[str, Any]:
-    """The run at the best of three learning rates, by its distance; and the distances of all three."""
-    runs = [run(sampler, target, lr, gradients, seed) for lr in rates(sampler)]
+    """The run at the best learning rate, by its distance, and the distances at all that were tried.
+
+    Three, and then four times the largest, or a quarter of the smallest, while that is the best; at most three more.
+    """
+    runs = [run(sampler, target, lr, gradients, seed) for lr in rates(sampler, target)]
+    for _ in range(_EXTENSIONS):
+        best = min(runs, key=distance)
+        if best is runs[-1]:
+            runs.append(run(sampler, target, 4 * best["lr"], gradients, seed))
+        elif best is runs[0]:
+            runs.insert(0, run(sampler, target, best["lr"] / 4, gradients, seed))
+        else:
+            break
     best = min(runs, key=distance)
     tried = {f"{r['lr']:.3g}": distance(r) if "diverged" not in r else r["diverged"] for r in runs}
     return {**best, "tried": tried}

@@ -53,7 +53,7 @@ def test_a_sampler_comes_near_and_a_hot_one_does_not():
 
 
 def test_gradients_are_counted_where_a_step_takes_several():
-    result = run(named("HMC"), TARGETS["regression"](), 0.02, 1000)
+    result = run(named("HMC", 1000), TARGETS["regression"](), 0.02, 1000)
     assert 1000 <= result["gradients"] < 1010
 
 
@@ -62,6 +62,25 @@ def test_a_diverged_rate_is_no_answer_and_the_best_one_wins():
     assert list(result["tried"]) == ["0.01", "0.05", "0.2"]
     assert result["lr"] in (0.01, 0.05)
     assert "diverged" in run(SGLD, TARGETS["regression"](), 5.0, 1000)
+
+
+@pytest.mark.parametrize(
+    ("best", "tried"),
+    [
+        (0.05, ["0.01", "0.05", "0.2"]),
+        (0.8, ["0.01", "0.05", "0.2", "0.8", "3.2"]),
+        (99.0, ["0.01", "0.05", "0.2", "0.8", "3.2", "12.8"]),
+        (0.0025, ["0.000625", "0.0025", "0.01", "0.05", "0.2"]),
+    ],
+)
+def test_the_largest_or_smallest_rate_is_not_taken_for_the_best(best, tried, monkeypatch):
+    def quadratic(sampler, target, lr, gradients, seed):
+        return {"lr": lr, "mean_error": abs(np.log(lr / best)), "deviation_error": 0.0}
+
+    monkeypatch.setattr(module, "run", quadratic)
+    result = benchmark(SGLD, TARGETS["regression"](), 1000)
+    assert list(result["tried"]) == tried
+    assert result["lr"] == pytest.approx(min(best, 12.8))
 
 
 def test_a_rate_that_a_sampler_refuses_says_why():
@@ -76,8 +95,18 @@ def test_a_rate_that_a_sampler_refuses_says_why():
 
 
 def test_rates_begin_at_a_default():
-    assert rates(SGHMC) == rates(named("SGHMC")) == module.RATES
-    assert rates(named("WhitenedSGHMC")) == pytest.approx((0.0005 / 3, 0.0005, 0.0015))
+    target = TARGETS["digits MLP"]()
+    assert rates(SGHMC, target) == rates(named("SGHMC", 2000), target) == module.RATES
+    assert rates(named("WhitenedSGHMC", 2000), target) == pytest.approx((0.0005 / 3, 0.0005, 0.0015))
+
+
+def test_what_plans_a_run_knows_its_length():
+    target = TARGETS["digits MLP"]()
+    adapted = named("AdaptedSGHMC", 2000)([p.requires_grad_() for p in target.start(torch.Generator())], num_data=200)
+    assert adapted.total_steps == 2000
+    assert rates(named("AdaptedSGHMC", 2000), target)[1] == pytest.approx(adapted.param_groups[0]["lr"])
+    cyclical = named("CyclicalSGMCMC", 2000)([torch.zeros(2, requires_grad=True)], 0.1, 200)
+    assert cyclical.param_groups[0]["cycle_length"] == 100
 
 
 def test_the_barrier_between_two_modes():
@@ -129,4 +158,4 @@ def test_a_table_of_two_budgets_is_refused(tmp_path):
 )
 def test_what_is_no_sampler_is_refused(name, error, message):
     with pytest.raises(error, match=message):
-        named(name)
+        named(name, 1000)
