@@ -177,7 +177,7 @@ class CyclicalSGMCMC(MomentumSampler):
 
     @property
     def hyperparameters(self) -> tuple[str, ...]:  # type: ignore[override]
-        return _BASES[self.defaults["base"]].hyperparameters
+        return _BASES[getattr(self, "defaults", {"base": "sghmc"})["base"]].hyperparameters
 
     @property
     def rule(self) -> Any:  # type: ignore[override]

@@ -195,10 +195,22 @@ class HMC(Sampler):
                     size = self._leapfrog(group, scale)["step_size"]
                     FOREACH.add(params, [momentum[p] for p in params], size)
             loss = as_loss(self.call(closure))
+            self._refuse_missing(groups)
             if not chains and not is_finite(loss):  # with one chain there is nothing to go on for
                 break
             kick_all(1.0 if i < steps - 1 else 0.5)
         return self._hamiltonian(loss, groups, momentum, chains), loss
+
+    def _refuse_missing(self, groups: list[tuple[dict[str, Any], list[Tensor]]]) -> None:
+        """Raise ValueError where a parameter that moves has no gradient any more: which ones move may not change."""
+        for group, params in groups:
+            for p in params:
+                if p.grad is None:
+                    number = next(i for i, member in enumerate(group["params"]) if member is p)
+                    raise ValueError(
+                        f"parameter {self.name_of(group, number)} had a gradient where the trajectory began and has "
+                        "none on its way: HMC samples no law where the weights decide which parameters move"
+                    )
 
     def _leapfrog(self, group: dict[str, Any], scale: float) -> dict[str, Any]:
         hyper = self.hyper(group)
@@ -241,7 +253,7 @@ class HMC(Sampler):
         # Dual averaging on log ε relative to the first ε, with Hoffman and Gelman's constants.
         m = group["step"] + 1
         weight = 1 / (m + 10)
-        tally["error"] += weight * (group["target_acceptance"] - probability.mean().item() - tally["error"])
+        tally["error"] += weight * (as_number(group["target_acceptance"]) - probability.mean().item() - tally["error"])
         old = tally["log_scale"]
         tally["log_scale"] = math.log(10) - math.sqrt(m) / 0.05 * tally["error"]
         tally["average"] += m**-0.75 * (tally["log_scale"] - tally["average"])

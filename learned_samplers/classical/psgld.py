@@ -123,9 +123,14 @@ class PSGLD(Sampler):
         finally:
             self._joining = []
 
+    def join(self, param_group: dict[str, Any]) -> None:
+        super().join(param_group)
+        if self._probes() and (by_input := next((p for p in self.group_priors if p is not None and p.by_input), None)):
+            raise ValueError(f"prior_precision must not be by input with correction='probe', got {by_input!r}")
+
     @property
     def needs_closure(self) -> bool:  # type: ignore[override]
-        return any(group["correction"] == "probe" for group in self.param_groups)
+        return any(group["correction"] == "probe" for group in getattr(self, "param_groups", ()))
 
     @property
     def not_sharded(self) -> str:  # type: ignore[override]
@@ -169,13 +174,16 @@ class PSGLD(Sampler):
                     p.add_(sign, alpha=group["probe_size"])
             self.set_rng_state(replay)
             loss, along = self.run(closure, " at the probe"), 0.0
-            for (group, inputs), members, probed in zip(groups, signs, self.collect_gradients(), strict=True):
-                for sign, shifted, gradient in zip(members, probed.gradients, inputs.gradients, strict=True):
+            # A parameter that the loss does not reach beside θ has no gradient there, or 0.
+            there = {p: g for probed in self.collect_gradients() for p, g in zip(probed.params, probed.gradients)}
+            for (group, inputs), members in zip(groups, signs, strict=True):
+                moved = [there.get(p, torch.zeros_like(p)) for p in inputs.params]
+                for sign, shifted, gradient in zip(members, moved, inputs.gradients, strict=True):
                     along += 0.5 * group["probe_size"] * (sign * (shifted + gradient)).sum().item()
                 if group["correction"] == "probe":
                     inputs.per_parameter["curvature"] = [
                         sign * (shifted - gradient) / group["probe_size"]
-                        for sign, shifted, gradient in zip(members, probed.gradients, inputs.gradients, strict=True)
+                        for sign, shifted, gradient in zip(members, moved, inputs.gradients, strict=True)
                     ]
             self.one_loss.compare(self, evaluation.loss, loss, along)
         finally:

@@ -274,7 +274,8 @@ class Restarts(torch.optim.Optimizer):
             "chain": self.chain,
             "begun": self._begun,
             "buffers": {name: buffer.clone() for name, buffer in self._buffers.items()},
-            "rng": torch.get_rng_state() if self.generator is None else self.generator.get_state(),
+            "rng": self._rng_state(),
+            "own_generator": self.generator is not None,
         }
         return {**self.current.state_dict(), _HEADER: header}
 
@@ -292,16 +293,35 @@ class Restarts(torch.optim.Optimizer):
             raise ValueError(f"state_dict has (chains, length, burn_in) = {header.get('plan')}, and these are {plan}")
         if missing := {"step_count", "chain", "begun", "buffers", "rng"} - header.keys():
             raise ValueError(f"state_dict lacks {sorted(missing)} of Restarts")
+        self._validate_header(header)
         buffers: dict[str, Tensor] = header["buffers"]
-        shapes = {name: buffer.shape for name, buffer in self._buffers.items()}
-        if {name: buffer.shape for name, buffer in buffers.items()} != shapes:
-            raise ValueError("state_dict has the buffers of another network")
         sampler = self._sampler()
         sampler.load_state_dict({key: value for key, value in state_dict.items() if key != _HEADER})
         self._follow(sampler)
         (torch.set_rng_state if self.generator is None else self.generator.set_state)(header["rng"].cpu())
         self.step_count, self.chain, self._begun = header["step_count"], header["chain"], header["begun"]
         self._buffers = {name: buffers[name].to(buffer, copy=True) for name, buffer in self._buffers.items()}
+
+    def _rng_state(self) -> Tensor:
+        return torch.get_rng_state() if self.generator is None else self.generator.get_state()
+
+    def _validate_header(self, header: dict[str, Any]) -> None:
+        """Raise ValueError unless counts, random numbers and buffers are those of a run of these chains."""
+        for name in ("step_count", "chain", "begun"):
+            validation.integer(f"state_dict's {name}", header[name], least=0)
+        if not (header["chain"] < self.chains and header["begun"] <= header["step_count"]):
+            raise ValueError(f"state_dict has chain {header['chain']} of {self.chains}, begun at {header['begun']}")
+        if header.get("own_generator", self.generator is not None) != (self.generator is not None):
+            raise ValueError(
+                "state_dict is of chains with a generator of their own, and these have none, or vice versa"
+            )
+        rng, present = header["rng"], self._rng_state()
+        if not isinstance(rng, Tensor) or (rng.shape, rng.dtype) != (present.shape, present.dtype):
+            raise ValueError(f"state_dict's rng must be the state of a generator, got {rng!r:.60}")
+        buffers = header["buffers"]
+        shapes = {name: buffer.shape for name, buffer in self._buffers.items()}
+        if not isinstance(buffers, dict) or {n: getattr(b, "shape", None) for n, b in buffers.items()} != shapes:
+            raise ValueError("state_dict has the buffers of another network")
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("Restarts holds its network and cannot be copied: make another, and load state_dict() into it")

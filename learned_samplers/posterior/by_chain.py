@@ -14,7 +14,7 @@ from learned_samplers.posterior.inputs import Inputs
 from learned_samplers.posterior.options import Options
 from learned_samplers.posterior.outputs import OutputFormat
 from learned_samplers.posterior.predict import Predictive
-from learned_samplers.posterior.spread import Entropies, Uncertainty, Variances, entropy
+from learned_samplers.posterior.spread import Entropies, Uncertainty, Variances, entropy, require_moments
 
 
 class ChainUncertainty(NamedTuple):
@@ -86,7 +86,13 @@ class ByChain(Predictive):
             raise ValueError("noise must be given to stack regressions, got None: their densities depend on it")
         run = self._run_samples(x, form, complete, form.log_prediction if form.has_classes else form.moments)
         chains = [entry.chain for entry in run.entries]
-        names, y = list(dict.fromkeys(chains)), torch.as_tensor(y)
+        names = list(dict.fromkeys(chains))
+        try:
+            y = torch.as_tensor(y).detach()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"y must be a tensor or an array, got {type(y).__name__} ({error})") from error
+        if not y.ndim:
+            raise ValueError(f"y must have a target for each row of x, got the number {y.item()}")
         densities = torch.full((len(names), len(y)), -torch.inf, dtype=torch.float64)
         end = 0
         for samples, rows, part in run.all_pieces():
@@ -130,8 +136,14 @@ def _log_density(form: OutputFormat, part: Tensor, y: Tensor) -> Tensor:
         raise ValueError(f"y must have a number for each prediction, got {shapes}")
     targets = y.reshape(part.shape[1:-1]).expand(part.shape[:-1])
     if form.has_classes:
+        classes = part.shape[-1]
+        if not bool(((y == y.long()) & (y >= 0) & (y < classes)).all()):
+            raise ValueError(f"y must have classes from 0 to {classes - 1}, got values from {y.min()} to {y.max()}")
         logs = part.gather(-1, targets.long()[..., None])[..., 0]
     else:
+        require_moments(part)
+        if not bool(y.isfinite().all()):
+            raise ValueError("y must be finite, got a target that is not")
         means, variances = part.unbind(-1)
         logs = torch.distributions.Normal(means, variances.sqrt()).log_prob(targets.double())
     return logs.reshape(*part.shape[:2], -1).sum(-1)

@@ -19,7 +19,7 @@ from learned_samplers.base.guards import broken_off
 from learned_samplers.base.guards.replicas import writes
 from learned_samplers.posterior.collection import SampleCollection
 from learned_samplers.posterior.compiled import HookedSteps
-from learned_samplers.posterior.network import parameters_of, refuse_scripted
+from learned_samplers.posterior.network import parameters_of, refuse_scripted, tensors_of
 from learned_samplers.posterior.normalisation import validate_policy
 from learned_samplers.posterior.on_disk import FolderStore, RecordsStore
 from learned_samplers.posterior.resume import SavedState
@@ -376,7 +376,9 @@ class PosteriorSamples(SampleCollection, HookedSteps):
         if on_disk:
             progress = replace(progress, stride=max(progress.stride, self._store.progress.stride))
             entries = [entry for entry in entries if entry.number % progress.stride == 0]
+        saved.refuse_unknown(tensors_of(self.model))
         added = saved.validated_samples(shapes, self.device)
+        self._store.require(entries)
         fixed = None if saved.fixed is None else on_device(saved.fixed, self.device)
         if fixed is not None:
             # First, because writing it can fail; alone it changes nothing that is read.

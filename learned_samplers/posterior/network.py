@@ -29,6 +29,12 @@ def network_of(model: nn.Module) -> nn.Module:
         model = inner
 
 
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """Return the dtype of the first parameter that is no integer (as quantised weights are), or that of the first."""
+    dtypes = [p.dtype for p in model.parameters()]
+    return next((dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex), dtypes[0])
+
+
 def refuse_scripted(model: nn.Module) -> None:
     """Raise TypeError if a part of the model is TorchScript, which takes no other weights than its own."""
     for name, module in model.named_modules():

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from learned_samplers.posterior.inputs import RepeatedBatches, second_input
 from learned_samplers.posterior.network import (
     buffers_of,
+    dtype_of,
     network_of,
     plain_names_of,
     refuse_merged,
@@ -97,7 +98,7 @@ def reestimated_buffers(
     for layer in layers:
         layer.training = True
         layer.register_forward_pre_hook(_count_call)
-    dtype = next(work.parameters()).dtype
+    dtype = dtype_of(work)
     batches = RepeatedBatches(data, batch_size, dtype, targets=targets, second=second_input(work))
     with torch.no_grad():
         for state in states:

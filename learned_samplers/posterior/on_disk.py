@@ -97,7 +97,7 @@ class FolderStore:
             compare_settings({**settings, "shapes": self.settings["shapes"]}, self.settings, str(self.folder))
             if not self.entries and settings["shapes"] != self.settings["shapes"]:
                 self.settings, self._size = settings, 0  # nothing is sampled yet: written anew
-        self._require(self.entries)
+        self.require(self.entries)
         # Without samples it is left from a first sample that could not be written.
         if self.entries:
             self.fixed = {}
@@ -122,7 +122,8 @@ class FolderStore:
     def _file(self, entry: Entry) -> Path:
         return self.folder / f"step-{entry.step:010d}.safetensors"
 
-    def _require(self, entries: Sequence[Entry]) -> None:
+    def require(self, entries: Sequence[Entry]) -> None:
+        """Raise ValueError if the file of one of them is missing."""
         for entry in entries:
             if not self._file(entry).is_file():
                 raise ValueError(f"{self._file(entry)}: the sample of step {entry.step} is missing")
@@ -181,7 +182,7 @@ class FolderStore:
                     path = self._file(entry)
                     written.append(path)
                     checksums[path.name] = write_tensors(path, added[entry], asdict(entry), clean=False)
-            self._require(fresh)
+            self.require(fresh)
             if grows:
                 self._add_to_index(fresh, progress, checksums)
             else:

@@ -18,7 +18,14 @@ from learned_samplers.posterior.inputs import Inputs
 from learned_samplers.posterior.options import Options
 from learned_samplers.posterior.outputs import Noise, Output, OutputFormat
 from learned_samplers.posterior.running import Run
-from learned_samplers.posterior.spread import Entropies, Uncertainty, Variances, draw_classes, draw_targets
+from learned_samplers.posterior.spread import (
+    Entropies,
+    Uncertainty,
+    Variances,
+    draw_classes,
+    draw_targets,
+    require_moments,
+)
 from learned_samplers.posterior.store import Entry
 from learned_samplers.posterior.verdict import SMALLEST, Origin, Probe, Unsettled, Verdict, judge
 
@@ -127,7 +134,9 @@ class Predictive(HeldSamples):
                 part = part.logsumexp(0, keepdim=True) if log else part.sum(0, keepdim=True)
             if samples.start:
                 last = samples.start - 1 if cumulative else 0
-                before = sums[last : last + 1, rows]
+                before = sums[
+                    last : last + 1, rows
+                ].clone()  # what is written below must not change what autograd keeps
                 part = part.logaddexp(before) if log else part + before
             sums[samples if cumulative else slice(1), rows] = part
         totals = sums.whole()
@@ -228,6 +237,7 @@ class Predictive(HeldSamples):
         drawn = Filled(run.count, run.expected)
         for samples, rows, part in run.all_pieces():
             if is_regression:
+                require_moments(part)
                 drawn[samples, rows] = draw_targets(part, generator)
             else:
                 drawn[samples, rows] = draw_classes(part, form.axis(part.ndim - 1), generator)
@@ -339,8 +349,12 @@ class Predictive(HeldSamples):
         fixed = {**self._fixed(), **self._shared_buffers()}
         transform = form.log_prediction if log else form.prediction
 
+        expected = {name: tuple(shape) for name, shape in self._settings["shapes"].items()}
+
         def prediction(weights: Mapping[str, Tensor]) -> Tensor:
             state = dict(weights)
+            if (given := {name: tuple(w.shape) for name, w in state.items()}) != expected:
+                raise ValueError(f"weights must be all that is sampled, of the shapes {expected}, got {given}")
             return _whole(self._run(x, form, complete, transform, lambda _: state, [0], fixed))[0]
 
         return prediction

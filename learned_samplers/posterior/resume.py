@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,13 @@ class SavedState:
             raise ValueError(f"the state dict lists {len(saved.entries)} samples and holds {len(saved.samples)}")
         validate_counts("the state dict", saved.progress, *saved.entries)
         return saved
+
+    def refuse_unknown(self, known: Container[str]) -> None:
+        """Raise ValueError unless what is not sampled, and each sample, are tensors of the network, by its names."""
+        for tensors in [self.fixed or {}, *(self.samples or [])]:
+            for name, tensor in tensors.items():
+                if name not in known or not isinstance(tensor, torch.Tensor):
+                    raise ValueError(f"the state dict holds {name!r}, which is no tensor of the network")
 
     def validated_samples(self, shapes: Mapping[str, Any], device: torch.device) -> dict[Entry, Tensors]:
         """Return the samples on a device; ValueError unless they are finite and of these shapes."""

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from learned_samplers.posterior.filled import Filled
 from learned_samplers.posterior.inputs import ADVICE, Batch, Batches, Inputs, second_input
-from learned_samplers.posterior.network import buffers_of, network_of, refuse_merged, tensors_of
+from learned_samplers.posterior.network import buffers_of, dtype_of, network_of, refuse_merged, tensors_of
 from learned_samplers.posterior.outputs import OutputFormat
 from learned_samplers.posterior.replica import ReplicatedNetwork
 from learned_samplers.posterior.store import Entry
@@ -81,7 +81,7 @@ class Runner:
 
     def batches(self, x: Inputs, batch_size: int | None, targets: bool | None) -> Batches:
         """Return the batches of ``x`` in the model's dtype."""
-        dtype = next(self.model.parameters()).dtype
+        dtype = dtype_of(self.model)
         second, self._second = self._second, "" if targets is None and isinstance(x, DataLoader) else self._second
         return Batches(x, batch_size, dtype, targets=targets, second=second)  # said once
 
@@ -268,7 +268,7 @@ class Run:
         with torch.no_grad():
             self._runner.trial.run(
                 self._call,
-                lambda: self._placed(self._read(self._indices[0])),
+                lambda: {name: w.clone() for name, w in self._placed(self._read(self._indices[0])).items()},
                 batch.detached().to(self._device),
                 self._transform,
                 self._form,

@@ -80,11 +80,7 @@ class Variances:
 
     def add(self, part: Tensor) -> None:
         """Take the moments (k, N, ..., 2) of k more samples."""
-        if not part.isfinite().all():
-            raise ValueError(
-                "the network gave a mean or a variance that is not finite, or a variance or scale that is not above 0 "
-                "(for its logarithm choose noise='log_variance')"
-            )
+        require_moments(part)
         self.dtype = part.dtype
         for moments in part:
             mean, variance = moments.double().unbind(-1)
@@ -105,6 +101,15 @@ class Variances:
         aleatoric, epistemic = self.noise / self.count, self.spread / self.count
         parts = (self.mean, aleatoric + epistemic, aleatoric, epistemic)
         return Uncertainty(*(value.to(self.dtype) for value in parts))
+
+
+def require_moments(part: Tensor) -> None:
+    """Raise ValueError unless moments are finite, as those of a network without a variance above 0 are not."""
+    if not part.isfinite().all():
+        raise ValueError(
+            "the network gave a mean or a variance that is not finite, or a variance or scale that is not above 0 "
+            "(for its logarithm choose noise='log_variance')"
+        )
 
 
 def draw_classes(probabilities: Tensor, axis: int | None, generator: torch.Generator | None) -> Tensor:

@@ -128,6 +128,9 @@ class MemoryStore:
         self._samples = {entry: samples[entry] for entry in entries}
         self.entries, self.progress = list(entries), progress
 
+    def require(self, entries: Sequence[Entry]) -> None:
+        """Do nothing: entries come with their tensors."""
+
     def set_settings(self, settings: Mapping[str, Any]) -> None:
         """Do nothing: settings are kept on disk only."""
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from learned_samplers import SGHMC, SGLD, CyclicalSchedule, CyclicalSGMCMC
+from learned_samplers.priors import GammaHyperprior, Relevance
 from tests.harness import closure_for, flat, small_network
 
 
@@ -217,3 +218,12 @@ def test_a_state_of_an_exploring_schedule_is_not_sampled_from_without_one():
     for key in ("peak_lr", "sampling_temperature"):
         del unscheduled.param_groups[0][key]
     assert track(unscheduled, 1) == [(0, True)]
+
+
+@pytest.mark.parametrize("prior", [GammaHyperprior(), Relevance()])
+def test_a_prior_that_is_sampled(prior):
+    model = small_network()
+    sampler = CyclicalSGMCMC(model.named_parameters(), 0.01, 100, cycle_length=10, prior_precision=prior)
+    assert all(drawn is not None for drawn in sampler.group_priors)
+    track(sampler, 12)
+    assert flat(model).isfinite().all()

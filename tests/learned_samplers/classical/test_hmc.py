@@ -192,3 +192,32 @@ def test_a_chain_that_accepts_nothing_is_told_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sampler.step(closure)
+
+
+def test_a_gradient_that_goes_missing_on_the_way_is_refused_and_the_chain_stays():
+    torch.manual_seed(0)  # with its momentum a becomes negative
+    a, b = (torch.tensor([w], requires_grad=True) for w in (0.01, 1.0))
+    sampler = HMC([("a", a), ("b", b)], 1.0, 1, missing_gradient="skip")
+
+    def closure():
+        sampler.zero_grad()
+        loss = 0.5 * (a.square() + (b.square() if a.item() > 0 else 0)).sum()
+        loss.backward()
+        return loss
+
+    before = a.item(), b.item()
+    with pytest.raises(ValueError, match="'b' had a gradient where the trajectory began and has none"):
+        sampler.step(closure)
+    assert (a.item(), b.item()) == before
+    assert not sampler.broken_off
+
+
+def test_a_target_that_is_a_tensor_is_resumed():
+    w = torch.ones(3, requires_grad=True)
+
+    def make():
+        return HMC([w], 0.1, 1, adapt_steps=5, target_acceptance=torch.tensor(0.8))
+
+    sampler = make()
+    sampler.step(closure_of(sampler, w, energy=lambda w: 0.5 * w.square().sum()))
+    make().load_state_dict(sampler.state_dict())

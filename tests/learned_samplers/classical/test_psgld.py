@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from learned_samplers import PSGLD
+from learned_samplers.priors import Relevance
 
 NAN = float("nan")
 
@@ -56,3 +57,44 @@ def test_what_is_not_finite_at_the_probe_changes_nothing(broken):
         sampler.step(closure)
     assert torch.equal(p, torch.ones(3))
     assert sampler.step_count == 0
+
+
+class Router(torch.nn.Module):
+    """Its first weight says which of the other two the loss has."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.first, self.second = (torch.nn.Parameter(torch.tensor([w])) for w in (0.01, 1.0, 1.0))
+
+    def forward(self):
+        expert = self.first.square() if self.router.item() > 0 else 50 * self.second.square()
+        return 0.5 * (self.router.square() + expert).sum()
+
+
+def test_a_probe_that_reaches_another_expert_takes_no_gradient_of_it():
+    torch.manual_seed(4)  # the probe's signs turn the router
+    model = Router()
+    sampler = PSGLD(model.parameters(), 1e-3, 1, missing_gradient="skip", correction="probe", probe_size=0.02)
+
+    def closure():
+        sampler.zero_grad()
+        loss = model()
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        (inputs,) = sampler.evaluate(closure).groups
+    assert [id(p) for p in inputs.params] == [id(model.router), id(model.first)]
+    router, first = inputs.per_parameter["curvature"]
+    assert router.item() == pytest.approx(1.0, rel=1e-4)
+    assert abs(first.item()) == pytest.approx(50.0)  # from 1 to 0 within a probe of 0.02
+
+
+@pytest.mark.parametrize("settings", [{}, {"correction": "probe"}])
+def test_a_prior_by_input_is_taken_where_no_energy_is_read(settings):
+    model = torch.nn.Linear(3, 2)
+    if settings:
+        with pytest.raises(ValueError, match="must not be by input with correction='probe'"):
+            PSGLD(model.named_parameters(), 0.01, 10, prior_precision=Relevance(), **settings)
+    else:
+        assert len(PSGLD(model.named_parameters(), 0.01, 10, prior_precision=Relevance()).param_groups) == 2

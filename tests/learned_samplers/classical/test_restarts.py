@@ -262,3 +262,29 @@ def test_refusals_of_networks_states_and_groups():
         sampler.load_state_dict(cut)
     with pytest.raises(TypeError, match="cannot be copied"):
         copy.deepcopy(sampler)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error", "message"),
+    [
+        ("rng", None, ValueError, "rng must be the state of a generator"),
+        ("rng", torch.zeros(3, dtype=torch.uint8), ValueError, "rng must be the state of a generator"),
+        ("own_generator", False, ValueError, "generator of their own"),
+        ("buffers", None, ValueError, "buffers of another network"),
+        ("step_count", "a", TypeError, "step_count must be an integer"),
+        ("chain", 7, ValueError, "chain 7 of 3"),
+        ("begun", 100, ValueError, "begun at 100"),
+    ],
+)
+def test_a_header_that_cannot_be_is_refused_and_nothing_changes(key, value, error, message):
+    model = network()
+    sampler = restarts(model)
+    train(model, sampler, 8)
+    state = copy.deepcopy(sampler.state_dict())
+    state["restarts"][key] = value
+    other = restarts(network())
+    before = other.current
+    with pytest.raises(error, match=message):
+        other.load_state_dict(state)
+    assert other.current is before
+    assert before.step_count == other.step_count == 0

@@ -118,3 +118,35 @@ def test_refusals():
             samples.stack(X, y)
     with pytest.raises(ValueError, match="by_chain needs to know"):
         samples.by_chain(X, output=nn.functional.softplus)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda y: y + 3, ValueError, "y must have classes from 0 to 2, got values from 3"),
+        (lambda y: y - 1, ValueError, "y must have classes from 0 to 2, got values from -1"),
+        (lambda y: y + 0.5, ValueError, "y must have classes from 0 to 2, got values from 0.5"),
+        (lambda y: y * float("nan"), ValueError, "y must have classes"),
+        (lambda y: y[0], ValueError, "a target for each row of x, got the number"),
+        (lambda y: "a", TypeError, "y must be a tensor or an array, got str"),
+    ],
+)
+def test_targets_that_are_no_classes_are_refused(change, error, message):
+    with pytest.raises(error, match=message):
+        merged().stack(X, change(Y))
+    torch.testing.assert_close(merged().stack(X, Y.float()), merged().stack(X, Y))
+
+
+def test_a_regression_without_a_variance_or_with_a_target_that_is_not_finite_is_refused():
+    with pytest.raises(ValueError, match="y must be finite"):
+        merged().stack(X, torch.full((len(X), 3), float("nan")), output="regression", noise=0.3)
+    for predict in (SampleCollection.draws, SampleCollection.uncertainty, SampleCollection.by_chain):
+        with pytest.raises(ValueError, match="a variance or scale that is not above 0"):
+            predict(SampleCollection.merge([two_headed()]), X, output="regression", noise="scale")
+    with pytest.raises(ValueError, match="a variance or scale that is not above 0"):
+        two_headed().stack(X, torch.zeros(len(X)), output="regression", noise="scale")
+
+
+def two_headed():
+    model = nn.Linear(X.shape[1], 2)
+    return chain(model, model, 1.0, 3, 1)

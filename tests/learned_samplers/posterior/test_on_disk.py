@@ -309,3 +309,25 @@ def test_save_on_a_full_disk_keeps_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"No space left on device.*samples\.safetensors"):
         posterior.save(path)
     assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state["fixed"].update(more=torch.zeros(2)), "'more', which is no tensor of the network"),
+        (
+            lambda state: state["entries"].append({"step": 1000, "cycle": 0, "number": 500}),
+            "the sample of step 1000 is missing",
+        ),
+    ],
+)
+def test_a_refused_state_changes_nothing_in_memory_or_on_disk(tmp_path, change, message):
+    _, _, posterior = collect(steps=4, path=tmp_path)
+    before, state = files(tmp_path), posterior.state_dict()
+    state["fixed"], state["entries"] = dict(state["fixed"]), list(state["entries"])
+    change(state)
+    predictions = posterior.predict(X)
+    with pytest.raises(ValueError, match=message):
+        posterior.load_state_dict(state)
+    assert files(tmp_path) == before
+    assert torch.equal(posterior.predict(X), predictions)

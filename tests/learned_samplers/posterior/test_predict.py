@@ -358,3 +358,41 @@ class Constant(nn.Module):
 
 def constants(*samples):
     return collection([Constant(*values) for values in samples])
+
+
+@pytest.mark.parametrize("options", [{"log": True}, {"cumulative": True}, {"log": True, "cumulative": True}])
+def test_gradients_of_more_samples_than_a_chunk_are_those_of_one_chunk(options):
+    samples = collection(ensemble(NETWORKS["mlp"], 5))
+    gradients = []
+    for chunk in (2, 5):
+        x = X.clone().requires_grad_()
+        samples.predict(x, sample_chunk=chunk, **options)[..., 0].sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_arrays_have_the_dtype_of_weights_that_are_no_integers():
+    def quantised(m, x):
+        return m.last(x.float() + m.first.float())
+
+    model = Built(quantised, last=nn.Linear(4, 3))
+    model.first = nn.Parameter(torch.arange(4, dtype=torch.uint8), requires_grad=False)
+    samples = collection([model])
+    torch.testing.assert_close(samples.predict(X.numpy()), samples.predict(X))
+
+
+def test_what_a_network_writes_into_its_weights_does_not_reach_the_samples():
+    samples = collection(ensemble(lambda: nn.Sequential(nn.Embedding(9, 4, max_norm=0.5), nn.Flatten()), 2))
+    before = samples[0]["0.weight"].clone()
+    samples.predict(torch.arange(9)[:, None])
+    assert torch.equal(samples[0]["0.weight"], before)
+
+
+def test_a_function_of_weights_takes_all_of_them():
+    samples = collection(ensemble(NETWORKS["mlp"], 2))
+    function = samples.function_of_weights(X)
+    torch.testing.assert_close(function(samples[1]), samples.predict_samples(X)[1])
+    partial = {name: w for name, w in samples[1].items() if name != "0.bias"}
+    for weights in ({}, partial, {**partial, "0.bias": torch.zeros(3)}, {**samples[1], "more": torch.zeros(1)}):
+        with pytest.raises(ValueError, match="weights must be all that is sampled"):
+            function(weights)
