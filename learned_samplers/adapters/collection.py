@@ -116,7 +116,25 @@ class AdapterSamples(SampleCollection):
             entries = [Entry(k, 0, k) for k in range(1, len(places) + 1)]
             if not places:
                 raise ValueError("adapters must name at least one adapter folder, got none")
-        network = adapted(attached(model, places))
+        had_adapter = hasattr(model, "peft_config")
+        wrapped = attached(model, places)
+        try:
+            return AdapterSamples._of_folders(adapters, adapted(wrapped), places, entries, content, kept_on)
+        except BaseException:
+            if not had_adapter:  # the base as it was
+                wrapped.unload()
+                vars(model).pop("peft_config", None)
+            raise
+
+    @staticmethod
+    def _of_folders(
+        adapters: Any,
+        network: Any,
+        places: Sequence[Path],
+        entries: Sequence[Entry],
+        content: Mapping[str, Any],
+        kept_on: torch.device | None,
+    ) -> AdapterSamples:
         names, parameters = saved_names(network), parameters_of(network)
         sampled = set(names.values())
         shapes = {name: list(parameter.shape) for name, parameter in parameters.items() if name in sampled}
@@ -147,15 +165,19 @@ class AdapterSamples(SampleCollection):
         Returns:
             `TextScores` of T − 1 tokens.
         """
-        if not isinstance(inputs, Mapping) or not isinstance(inputs.get("input_ids"), Tensor):
-            raise TypeError(f"inputs must be a dictionary with the tensor 'input_ids', got {type(inputs).__name__}")
+        _require_ids(inputs)
         ids = inputs["input_ids"]
         targets = ids if labels is None else labels
+        if not isinstance(targets, Tensor) or targets.is_floating_point():
+            got = getattr(targets, "dtype", type(targets).__name__)
+            raise TypeError(f"labels must be a tensor of integers, got {got}")
         if targets.shape != ids.shape:
             raise ValueError(f"labels must have the shape {tuple(ids.shape)} of input_ids, got {tuple(targets.shape)}")
-        if labels is None and "attention_mask" in inputs:
-            targets = targets.masked_fill(inputs["attention_mask"] == 0, IGNORED)
         targets = targets[:, 1:]
+        if labels is None and "attention_mask" in inputs:
+            # Nor has the first token after padding a prediction.
+            read = inputs["attention_mask"] != 0
+            targets = targets.masked_fill(~(read[:, 1:] & read[:, :-1]), IGNORED)
         form, complete = self._validated({"batch_size": 8, **options, "class_axis": -1})
         run = self._run_samples(inputs, form, complete, lambda raw: form.log_prediction(raw)[:, :-1])
         mask = targets >= 0
@@ -175,8 +197,9 @@ class AdapterSamples(SampleCollection):
     def generate(self, inputs: Mapping[str, Tensor], *, num_samples: int | None = None, **options: Any) -> Generated:
         """Generate from the mixture (1/K) Σ_k p_k(next token), by the network's own ``generate``.
 
-        All options of transformers' ``generate`` work on the mixture: greedy, ``do_sample`` with ``temperature`` and
-        ``top_p``, stopping. Beams and assistants are refused. All adapters run as one, with K caches.
+        The options of transformers' ``generate`` work on the mixture: greedy, ``do_sample`` with ``temperature`` and
+        ``top_p``, stopping (by ``stopping_criteria`` or ``stop_strings`` for one text at a time). Beams, assistants and
+        guidance are refused. All adapters run as one, with K caches.
 
         Args:
             inputs: ``input_ids`` (N, T), padded on the left, and ``attention_mask``.
@@ -186,6 +209,7 @@ class AdapterSamples(SampleCollection):
         Returns:
             `Generated`: sequences, and `TextScores` of the new tokens.
         """
+        _require_ids(inputs, "inputs_embeds")
         _, complete = self._validated({"num_samples": num_samples})
         chosen = [self._store.read(index) for index in self._chosen(complete)]
         fixed, present = self._fixed(), parameters_of(self.model)
@@ -194,3 +218,9 @@ class AdapterSamples(SampleCollection):
         state = {**on_device(fixed, device), **stacked}
         network = self._runner.network().with_tensors(state)
         return generate(network, len(chosen), {name: t.to(device) for name, t in inputs.items()}, dict(options))
+
+
+def _require_ids(inputs: Any, *others: str) -> None:
+    """Raise TypeError unless these are inputs by name, among them ``input_ids`` or one of the others."""
+    if not isinstance(inputs, Mapping) or not any(isinstance(inputs.get(n), Tensor) for n in ("input_ids", *others)):
+        raise TypeError(f"inputs must be a dictionary with the tensor 'input_ids', got {type(inputs).__name__}")

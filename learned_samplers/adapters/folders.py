@@ -102,6 +102,9 @@ def read_index(folder: Path) -> tuple[list[Path], list[Entry], dict[str, Any]]:
 def common_config(places: Sequence[Path]) -> Any:
     """Return the configuration that all adapter folders share; ValueError, by folder and setting, if they differ."""
     peft = require("peft", "adapters")
+    for place in places:  # or peft would look for it on the hub
+        if not (place / CONFIG).is_file():
+            raise FileNotFoundError(f"{place / CONFIG}: missing")
     configs = [peft.PeftConfig.from_pretrained(str(place)) for place in places]
     for place, config in zip(places, configs, strict=True):
         refuse_other_config(config, configs[0], str(place), str(places[0]))

@@ -12,7 +12,12 @@ from learned_samplers.adapters.language import Mixture, TextScores, of_targets
 from learned_samplers.adapters.model import adapted
 
 #: Options that ``generate`` runs several forwards, or reorders caches, for.
-REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "penalty_alpha", "prefill_chunk_size", "custom_generate")
+REFUSED = (
+    *("assistant_model", "assistant_early_exit", "prompt_lookup_num_tokens", "penalty_alpha", "guidance_scale"),
+    *("prefill_chunk_size", "custom_generate"),
+)
+#: Options that end a text in a way that its tokens do not show.
+ENDINGS = ("stopping_criteria", "stop_strings")
 
 
 class Generated(NamedTuple):
@@ -76,22 +81,33 @@ def generate(network: Any, count: int, inputs: Mapping[str, Tensor], options: di
     base = adapted(network).get_base_model()
     if base.config.is_encoder_decoder:
         raise ValueError(f"generate is for decoders, {type(base).__name__} has an encoder whose rows it runs apart")
-    settings = base.generation_config
     for name in REFUSED:
-        if options.get(name) is not None:
-            raise ValueError(f"{name}={options[name]!r} cannot be used with a mixture of adapters")
-    beams = options.get("num_beams", getattr(options.get("generation_config", settings), "num_beams", 1)) or 1
+        if (value := _setting(name, base, options)) is not None:
+            raise ValueError(f"{name}={value!r:.60} cannot be used with a mixture of adapters")
+    rows = max(map(len, inputs.values()), default=1)
+    for name in ENDINGS if rows > 1 else ():
+        if options.get(name):
+            raise ValueError(f"{name} ends texts one by one: give one text at a time, got {rows}")
+    beams = _setting("num_beams", base, options) or 1
     if beams > 1:
         raise ValueError(f"num_beams={beams} reorders the caches of single rows: a mixture is sampled, or greedy")
     recorder = _Recorder(count)
     base.register_forward_pre_hook(recorder.repeat, with_kwargs=True)
     base.register_forward_hook(recorder.mix)
-    processors = [*options.pop("logits_processor", ()), recorder]
+    processors = [*(options.pop("logits_processor", None) or ()), recorder]
     options.pop("return_dict_in_generate", None)
     with torch.no_grad():
         sequences = base.generate(**inputs, **options, logits_processor=processors, return_dict_in_generate=False)
     recorder.finish(sequences[:, -1:])
     return Generated(sequences, _scores(recorder, sequences, base, options))
+
+
+def _setting(name: str, base: Any, options: Mapping[str, Any]) -> Any:
+    """Return what ``generate`` takes: an option, else the given configuration's, else, for None, the network's own."""
+    if name in options:
+        return options[name]
+    value = getattr(options.get("generation_config"), name, None)
+    return getattr(base.generation_config, name, None) if value is None else value
 
 
 def _scores(recorder: _Recorder, sequences: Tensor, base: Any, options: Mapping[str, Any]) -> TextScores:
@@ -105,8 +121,7 @@ def _scores(recorder: _Recorder, sequences: Tensor, base: Any, options: Mapping[
 
 def _until_end(tokens: Tensor, base: Any, options: Mapping[str, Any]) -> Tensor:
     """Return True for tokens up to the first that ends the text, that one among them."""
-    settings = options.get("generation_config", base.generation_config)
-    ends = options.get("eos_token_id", settings.eos_token_id)
+    ends = _setting("eos_token_id", base, options)
     if ends is None:
         return torch.ones_like(tokens, dtype=torch.bool)
     is_end = torch.isin(tokens, torch.as_tensor(ends, device=tokens.device))

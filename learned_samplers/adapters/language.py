@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from learned_samplers.base import validation
+
 #: Labels that are no targets, as in ``torch.nn.functional.cross_entropy``.
 IGNORED = -100
 
@@ -42,6 +44,7 @@ class TextScores:
 
     def by_text(self, field: str, *, normalised: bool = True) -> Tensor:
         """Return the sum over each text's tokens of a field, (N,), divided by their number if ``normalised``."""
+        validation.one_of("field", field, ("log_likelihood", "total", "aleatoric", "epistemic"))
         sums, counts = getattr(self, field).sum(-1), self.mask.sum(-1)
         return sums / counts.clamp_min(1) if normalised else sums
 
@@ -73,5 +76,7 @@ class Mixture:
 
 def of_targets(logs: Tensor, targets: Tensor) -> Tensor:
     """Return the logarithms (..., N, T) of targets (N, T), 0 of those that are ignored."""
+    if targets.numel() and (largest := int(targets.max())) >= logs.shape[-1]:
+        raise ValueError(f"labels must be below the vocabulary's size {logs.shape[-1]}, got {largest}")
     safe = targets.clamp_min(0).expand(logs.shape[:-1]).unsqueeze(-1)
     return logs.gather(-1, safe).squeeze(-1).where(targets >= 0, 0.0)

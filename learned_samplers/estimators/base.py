@@ -24,7 +24,7 @@ from learned_samplers.estimators.module import network_of_all
 from learned_samplers.estimators.networks import ACTIVATIONS, perceptron
 from learned_samplers.estimators.progress import Progress
 from learned_samplers.estimators.sampling import begin_with_means, equalise, flatten, put, sample, warm_up
-from learned_samplers.estimators.tables import Standardised, columns_named
+from learned_samplers.estimators.tables import Standardised, columns_named, on_cpu
 from learned_samplers.estimators.verdict import Verdict, verdict
 from learned_samplers.posterior import Chains
 from learned_samplers.priors import GammaHyperprior, Relevance
@@ -371,14 +371,16 @@ class _Threads:
 
         glibc returns memory to the system, and gets it back page by page at each step, until a large block was freed.
         """
-        torch.empty(2**25 - 2**16, dtype=torch.uint8)
+        with on_cpu():
+            torch.empty(2**25 - 2**16, dtype=torch.uint8)
         with self._lock:
             if not self._users:  # a thread that begins while another is limited would take the limit for its own
                 self._before = torch.get_num_threads()
             self._users += 1
             torch.set_num_threads(self._before if count in (None, -1) else count)
         try:
-            yield
+            with on_cpu():
+                yield
         finally:
             with self._lock:
                 self._users -= 1

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from learned_samplers.estimators.base import BayesianMLP
 from learned_samplers.estimators.module import Classes
-from learned_samplers.estimators.tables import as_before_on_error, columns_named, is_missing, row_weights
+from learned_samplers.estimators.tables import as_before_on_error, columns_named, is_missing, weighted
 
 
 class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):
@@ -37,7 +37,6 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):
         with as_before_on_error(self):
             with columns_named(X):
                 x, y = validate_data(self, X, y, reset=not self._goes_on, dtype=np.float64, ensure_min_samples=2)
-            weights = row_weights(sample_weight, x)
             try:
                 check_classification_targets(y)
                 classes, numbers = np.unique(y, return_inverse=True)
@@ -52,6 +51,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):
                     f"{classes.tolist()}: set warm_start=False"
                 )
             self.classes_ = classes
+            x, numbers, weights = weighted(sample_weight, x, numbers)
             self._sample(x, torch.as_tensor(numbers), len(classes), weights=weights, continued=continued)
         return self
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import torch
+from scipy.stats import t as student
 from torch import Tensor
 
 #: Degrees of freedom of the Student likelihood, "student".
@@ -31,8 +32,11 @@ def moments(likelihood: str, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tenso
 
 def quantile(likelihood: str, mean: Tensor, scale: Tensor, share: float) -> Tensor:
     """Number below which ``share`` of the mixture over the first axis lies, by bisection."""
-    low, high = (mean - 40 * scale).min(0).values, (mean + 40 * scale).max(0).values
-    for _ in range(50):
+    farthest = 40.0  # a Gaussian has nothing beyond
+    if likelihood == "student":
+        farthest = max(farthest, -1.01 * float(student.ppf(min(share, 1 - share), FREEDOM)))
+    low, high = (mean - farthest * scale).min(0).values, (mean + farthest * scale).max(0).values
+    for _ in range(60):
         middle = (low + high) / 2
         less = _cumulative(likelihood, (middle - mean) / scale).mean(0) < share
         low, high = torch.where(less, middle, low), torch.where(less, high, middle)

@@ -24,7 +24,7 @@ from learned_samplers.estimators.tables import (
     location_and_scale,
     refuse_dates,
     rounding,
-    row_weights,
+    weighted,
 )
 from learned_samplers.metrics.calibration import conformal_scale
 from learned_samplers.priors import Relevance
@@ -174,7 +174,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
                 y = np.asarray(y, dtype=np.float64)
                 if not np.isfinite(y).all():  # of an object array, which scikit-learn lets through
                     raise ValueError("y has missing values")
-            weights = row_weights(sample_weight, x)
+            x, y, weights = weighted(sample_weight, x, y)
             table = y.reshape(len(y), -1)
             outputs = table.shape[1] * (2 if self.noise == "heteroscedastic" else 1)
             continued = self._continued(outputs, x)
@@ -183,14 +183,14 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
                     f"warm_start=True goes on with {len(continued['_y_mean'])} targets, y has {table.shape[1]}"
                 )
             self._one_target, self._likelihood = y.ndim == 1, self.likelihood
-            used, left_out = self._calibration_rows(len(y), weights)
+            used, left_out = self._calibration_rows(len(y))
             if continued is None:
                 self._y_mean, self._y_scale = location_and_scale(
                     table[used], None if weights is None else weights[used]
                 )
                 constant = (np.ptp(table[used], 0) == 0) & (self._y_mean != 0)
                 self._y_scale = np.where(constant, np.abs(self._y_mean), self._y_scale)
-            self._floor, shared = self._noise_of(table)
+            self._floor, shared = self._noise_of(table[used])
             targets = torch.as_tensor((table - self._y_mean) / self._y_scale, dtype=torch.float32)
             self._calibration, before = None, self.__dict__.get("posterior_")
             factors = None if weights is None else weights[used]
@@ -211,17 +211,12 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         floor = torch.as_tensor(np.maximum(FLOOR, grids / self._y_scale))
         return floor, () if self.noise == "heteroscedastic" else (SharedNoise(table.shape[1]),)
 
-    def _calibration_rows(self, rows: int, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of the rows to fit, and of those that calibrate intervals, of which none has the weight 0."""
-        counted = np.arange(rows) if weights is None else np.flatnonzero(weights)
-        count = int(self.calibration_fraction * len(counted))
-        if not count:
-            return np.arange(rows), np.arange(0)
-        if len(counted) - count < 2:
-            raise ValueError(
-                f"calibration_fraction={self.calibration_fraction} leaves fewer than 2 of {len(counted)} rows"
-            )
-        left_out = check_random_state(self.random_state).permutation(counted)[:count]
+    def _calibration_rows(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Indices of the rows to fit, and of those that calibrate intervals."""
+        count = int(self.calibration_fraction * rows)
+        if count and rows - count < 2:
+            raise ValueError(f"calibration_fraction={self.calibration_fraction} leaves fewer than 2 of {rows} rows")
+        left_out = check_random_state(self.random_state).permutation(rows)[:count] if count else np.arange(0)
         return np.setdiff1d(np.arange(rows), left_out), left_out
 
     def _mean_and_scale(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -357,7 +352,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
             A tensor of the dtype of ``X``, in the targets' units.
         """
         mean, _ = self._mean_and_scale(self._outputs_of_tensor(X))
-        values = mean * torch.as_tensor(self._y_scale).to(mean) + torch.as_tensor(self._y_mean).to(mean)
+        values = mean * mean.new_tensor(self._y_scale) + mean.new_tensor(self._y_mean)
         return (values[..., 0] if self._one_target else values).to(X.dtype)
 
     def log_density(self, X: Any, y: Any) -> np.ndarray:
@@ -376,7 +371,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):
         if not np.isfinite(table).all():
             raise ValueError("y must be finite numbers, got missing or infinite ones")
         check_consistent_length(X, table)
-        table = torch.as_tensor((table - self._y_mean) / self._y_scale)
+        table = torch.as_tensor((table - self._y_mean) / self._y_scale, device="cpu")
         densities = [
             torch.logsumexp(-self._nll(outputs, table[rows]), 0) - np.log(len(outputs))
             for rows, outputs in self._new(X)

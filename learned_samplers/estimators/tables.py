@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -23,6 +23,8 @@ def rounding(y: np.ndarray) -> float:
     integers as exactly as the floor lets it, and lose thousands of nats at a row that contradicts them.
     """
     distinct = np.unique(y)
+    if len(distinct):  # 0.1 + 0.2 is 0.3, but for the last bit
+        distinct = distinct[np.r_[True, np.diff(distinct) > 1e-12 * np.abs(distinct).max()]]
     repeated = 1 < len(distinct) <= len(y) / 2
     return float(np.diff(distinct).min()) / math.sqrt(12) if repeated else 0.0
 
@@ -77,8 +79,8 @@ class Standardised(NamedTuple):
 
     def of_tensor(self, x: Tensor) -> Tensor:
         """Inputs of a network as a tensor that gradients pass through, equal to those of the call."""
-        basis = None if self.basis is None else torch.as_tensor(self.basis).to(x)
-        return inputs_of(x, torch.as_tensor(self.mean).to(x), torch.as_tensor(self.scale).to(x), basis)
+        basis = None if self.basis is None else x.new_tensor(self.basis)
+        return inputs_of(x, x.new_tensor(self.mean), x.new_tensor(self.scale), basis)
 
 
 def inputs_of(x: Tensor, mean: Tensor, scale: Tensor, basis: Tensor | None = None) -> Tensor:
@@ -92,12 +94,19 @@ def inputs_of(x: Tensor, mean: Tensor, scale: Tensor, basis: Tensor | None = Non
     return torch.column_stack([inside, torch.where(distance > 1e-4 * square.sqrt(), distance, 0.0)])
 
 
+def on_cpu() -> AbstractContextManager[Any]:
+    """Make new tensors on the CPU, whatever torch's default device is."""
+    # The context costs time at each operation, and is entered where it is needed alone.
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+
+
 @contextmanager
 def as_before_on_error(model: BaseEstimator) -> Iterator[None]:
     """Leave what was fitted before, or nothing, where a fit is refused or broken off; unless Ctrl-C left samples."""
     before = dict(model.__dict__)
     try:
-        yield
+        with on_cpu():
+            yield
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and model.__dict__.get("verdict_") is not before.get("verdict_"):
             raise
@@ -168,10 +177,16 @@ def is_missing(value: Any) -> bool:
     )
 
 
-def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
-    """Check ``sample_weight``; ValueError by name unless there is one number ≥ 0 a row, and one above 0."""
+def weighted(sample_weight: Any, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return the rows, targets and weights of a table without its rows of weight 0, which are as if not there.
+
+    Raises:
+        ValueError: ``sample_weight`` is no number ≥ 0 a row, or above 0 for fewer than two of them.
+    """
     if sample_weight is None:
-        return None
-    if not np.any(np.asarray(sample_weight)):
-        raise ValueError("sample_weight must be above 0 for one row at least, got zeros")
-    return _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
+        return x, y, None
+    weights = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
+    counted = weights > 0
+    if counted.sum() < 2:
+        raise ValueError(f"sample_weight must be above 0 for two rows at least, got {counted.sum()} of {len(x)}")
+    return x[counted], y[counted], weights[counted]

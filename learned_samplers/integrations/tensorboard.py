@@ -15,6 +15,7 @@ from learned_samplers.base.sampler import Sampler
 from learned_samplers.classical.restarts import Restarts
 from learned_samplers.integrations.report import Report, sampler_of
 from learned_samplers.posterior import PosteriorSamples
+from learned_samplers.posterior.snapshots import unwrapped
 
 
 def gradient_norm(sampler: Sampler) -> float:
@@ -89,12 +90,15 @@ class ChainLog:
     ) -> None:
         if sampler_of(sampler) is None:
             raise TypeError(f"sampler must be a Sampler, got {type(sampler).__name__}")
+        sampler = unwrapped(sampler)
         validation.integer("every", every)
         if total_steps is not None:
             validation.integer("total_steps", total_steps)
         if posterior is not None and not isinstance(posterior, PosteriorSamples):
             raise TypeError(f"posterior must be a PosteriorSamples, got {type(posterior).__name__}")
         self._owns_writer = isinstance(writer, str | os.PathLike)
+        if not self._owns_writer and not hasattr(writer, "add_scalar"):
+            raise TypeError(f"writer must be a SummaryWriter or a folder, got {type(writer).__name__}")
         if self._owns_writer:
             require("tensorboard", "meta")
             from torch.utils.tensorboard import SummaryWriter

@@ -126,3 +126,20 @@ def test_a_failed_write_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match=r"sample 2: .* not finite"):
         samples.save_adapters(tmp_path / "adapters")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_refused_base_stays_as_it_was(tmp_path):
+    samples_of(adapted(), 2).save_adapters(tmp_path / "adapters")
+    other = base()
+    names = list(other.state_dict())
+    with torch.no_grad():
+        next(other.parameters()).add_(1)
+    with pytest.raises(ValueError, match="adapt another base"):
+        AdapterSamples.load(tmp_path / "adapters", other)
+    assert list(other.state_dict()) == names
+    assert not hasattr(other, "peft_config")
+
+
+def test_a_folder_that_is_not_there_is_not_looked_for_elsewhere(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none/adapter_config.json: missing"):
+        AdapterSamples.load([tmp_path / "none"], base())

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from tests.learned_samplers.adapters.common import adapted, samples_of, texts
 
@@ -50,7 +51,10 @@ def test_scores_are_the_formulas(samples):
 
 def test_padding_is_no_target(samples):
     scores = samples.score(texts())
-    assert scores.mask.sum(-1).tolist() == [4, 5, 5, 5]
+    assert scores.mask.sum(-1).tolist() == [3, 5, 5, 5]  # the first token after padding has no prediction
+    alone = {name: values[:1, 2:] for name, values in texts().items()}
+    assert int(texts()["attention_mask"][0].argmax()) == 2
+    torch.testing.assert_close(samples.score(alone).joint[0], scores.joint[0], rtol=1e-4, atol=1e-4)
 
 
 def greedy(samples, inputs, count):
@@ -115,4 +119,69 @@ def test_what_cannot_be_generated_is_refused_by_name(samples):
     with pytest.raises(TypeError, match="inputs must be a dictionary with the tensor 'input_ids'"):
         samples.score(texts()["input_ids"])
     with pytest.raises(ValueError, match=r"labels must have the shape \(4, 6\)"):
-        samples.score(texts(), torch.zeros(4, 5))
+        samples.score(texts(), torch.zeros(4, 5, dtype=torch.long))
+
+
+def test_a_configuration_s_gaps_are_filled_from_the_network_s_own(samples):
+    own = samples.model.get_base_model().generation_config
+    end = int(samples.generate(texts(), max_new_tokens=1, eos_token_id=None).sequences[0, -1])
+    config = GenerationConfig(max_new_tokens=4, do_sample=False)
+    try:
+        own.eos_token_id = end
+        plain, configured = (
+            samples.generate(texts(), **options)
+            for options in ({"max_new_tokens": 4, "do_sample": False}, {"generation_config": config})
+        )
+        assert configured.scores.mask[0].tolist() == [True, False, False, False]
+        torch.testing.assert_close(configured.scores.joint, plain.scores.joint)
+        own.num_beams = 2
+        with pytest.raises(ValueError, match="num_beams=2 reorders"):
+            samples.generate(texts(), generation_config=config)
+    finally:
+        own.eos_token_id = own.num_beams = None
+
+
+class First(StoppingCriteria):
+    """Ends the first text at once."""
+
+    def __call__(self, input_ids, scores, **options):
+        return torch.arange(len(input_ids)) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stopping_criteria": StoppingCriteriaList([First()])}, "stopping_criteria ends texts one by one"),
+        ({"stop_strings": "a"}, "stop_strings ends texts one by one"),
+        ({"guidance_scale": 1.5}, "guidance_scale=1.5 cannot be used"),
+        ({"assistant_early_exit": 1}, "assistant_early_exit=1 cannot be used"),
+    ],
+)
+def test_options_that_run_or_end_texts_apart_are_refused(samples, options, message):
+    with pytest.raises(ValueError, match=message):
+        samples.generate(texts(), max_new_tokens=2, **options)
+
+
+def test_one_text_ends_by_a_criterion(samples):
+    one = {name: values[1:2] for name, values in texts().items()}
+    criteria = StoppingCriteriaList([First()])
+    assert samples.generate(one, max_new_tokens=4, stopping_criteria=criteria).scores.mask.tolist() == [[True]]
+    assert samples.generate(one, max_new_tokens=4, eos_token_id=None, logits_processor=None).scores.mask.all()
+
+
+@pytest.mark.parametrize(
+    ("labels", "error", "message"),
+    [
+        (lambda ids: ids.tolist(), TypeError, "labels must be a tensor of integers, got list"),
+        (lambda ids: ids.float(), TypeError, "labels must be a tensor of integers, got torch.float32"),
+        (lambda ids: ids + 1000, ValueError, "labels must be below the vocabulary's size"),
+    ],
+)
+def test_labels_that_are_no_tokens_are_refused(samples, labels, error, message):
+    with pytest.raises(error, match=message):
+        samples.score(texts(), labels(texts()["input_ids"]))
+
+
+def test_a_field_that_has_no_tokens_is_refused(samples):
+    with pytest.raises(ValueError, match="field must be one of"):
+        samples.score(texts()).by_text("joint")

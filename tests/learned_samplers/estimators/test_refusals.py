@@ -82,7 +82,11 @@ def other_classes():
         (lambda: classify(y=np.array(["a", 1] * 10, dtype=object)), TypeError, "y.*several types"),
         (other_classes, ValueError, r"warm_start.*\[False, True\].*\['a', 'b'\]"),
         (lambda: BayesianMLPRegressor(**SMALL).fit(X, Y, np.full(20, -1.0)), ValueError, "sample_weight"),
-        (lambda: BayesianMLPRegressor(**SMALL).fit(X, Y, np.zeros(20)), ValueError, "sample_weight.*zeros"),
+        (
+            lambda: BayesianMLPRegressor(**SMALL).fit(X, Y, np.zeros(20)),
+            ValueError,
+            "sample_weight must be above 0 for two rows at least, got 0 of 20",
+        ),
         (lambda: BayesianMLPRegressor(**SMALL).fit(X, Y, np.ones(3)), ValueError, "sample_weight"),
         (lambda: classify(y=["a"] * 20), ValueError, r"class.*'a'"),
         (lambda: fit([[np.nan], [1.0], [2.0]], [1, 2, 3]), ValueError, "X.*column 0.*missing"),

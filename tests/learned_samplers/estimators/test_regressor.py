@@ -223,14 +223,40 @@ def test_a_warm_start_begins_anew_where_rows_leave_the_span_of_those_before():
     assert (model.fit(x, y).predict(x) == cold.predict(x)).all()
 
 
-def test_rows_without_weight_calibrate_nothing():
+@pytest.mark.parametrize("far", [1e4, 1e300])
+def test_rows_without_weight_are_as_if_not_there(far):
     x, y = table(60)
     weights = np.arange(60) % 2
-    spoiled = np.where(weights, y, y + 1e4)
     model = BayesianMLPRegressor(**SMALL, calibration_fraction=0.4)
-    clean = model.fit(x, y, weights).predict_interval(x, 0.8, conformal=True)
-    again = model.fit(x, spoiled, weights).predict_interval(x, 0.8, conformal=True)
-    np.testing.assert_allclose(clean, again, rtol=1e-4)
+    clean = model.fit(x[1::2], y[1::2]).predict_interval(x, 0.8, conformal=True)
+    text = model.verdict_.text
+    again = model.fit(x, np.where(weights, y, far), weights).predict_interval(x, 0.8, conformal=True)
+    np.testing.assert_array_equal(clean, again)
+    assert model.verdict_.text == text
+
+
+def test_rows_that_calibrate_have_no_part_in_the_fit():
+    x, y = table(60)
+    y = np.round(3 * y)
+    model = BayesianMLPRegressor(**SMALL, calibration_fraction=0.3)
+    before = model.fit(x, y).predict(x)
+    _, left_out = model._calibration_rows(60)
+    y[left_out[0]] += 0.001
+    np.testing.assert_array_equal(model.fit(x, y).predict(x), before)
+
+
+def test_torchs_default_device_is_of_no_account():
+    x, y = table(30)
+    model = BayesianMLPRegressor(**SMALL).fit(x, y)
+    mean, density = model.predict(x), model.log_density(x, y)
+    torch.set_default_device("meta")
+    try:
+        np.testing.assert_array_equal(model.predict(x), mean)
+        np.testing.assert_array_equal(model.log_density(x, y), density)
+        np.testing.assert_array_equal(BayesianMLPRegressor(**SMALL).fit(x, y).predict(x), mean)
+        assert model.predict_samples(torch.tensor(x, device="cpu")).device.type == "cpu"
+    finally:
+        torch.set_default_device("cpu")
 
 
 def test_samples_that_ctrl_c_leaves_are_calibrated(monkeypatch):

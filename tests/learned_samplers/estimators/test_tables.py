@@ -30,4 +30,6 @@ def test_a_wide_table_is_seen_in_its_span_and_the_distance_from_it():
 def test_rounding_is_that_of_the_grid_and_zero_without_one():
     stream = np.random.default_rng(0)
     assert rounding(np.array([1.0, 3.0, 3.0, 2.0, 1.0, 3.0])) == pytest.approx(12**-0.5)
+    assert rounding(np.r_[np.repeat([0.3, 0.5], 9), 0.1 + 0.2]) == pytest.approx(0.2 / 12**0.5)
+    assert rounding(1.7e9 + np.repeat(np.arange(5), 9)) == pytest.approx(12**-0.5)
     assert rounding(stream.normal(size=50)) == rounding(np.ones(5)) == rounding(np.arange(3.0)) == 0

@@ -156,3 +156,17 @@ def test_what_hmc_adapts_is_in_the_rate():
     sampler.param_groups[0]["tally"]["lr_factor"] = 3.0
     assert rates(sampler)["chain/learning_rate"] == pytest.approx(1.5)
     assert rates(sampler)["chain/temperature"] == 1.0
+
+
+def test_a_wrapped_sampler_is_watched_and_what_is_no_writer_refused(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    network = torch.nn.Linear(2, 1)
+    sampler = SGHMC(network.parameters(), 0.01, 10)
+    with pytest.raises(TypeError, match="writer must be a SummaryWriter or a folder, got NoneType"):
+        ChainLog(sampler, None)
+    _, wrapped = accelerate.Accelerator(cpu=True).prepare(network, sampler)
+    log = ChainLog(wrapped, tmp_path, every=1)
+    network(torch.ones(4, 2)).square().mean().backward()
+    wrapped.step()
+    log.close()
+    assert list(tmp_path.iterdir())
