@@ -222,8 +222,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--show", type=Path, metavar="FILE", help="look at samples that a run has saved, and stop")
     options = parser.parse_args(arguments)
     if options.show:
+        if not options.show.is_file():
+            parser.error(f"--show must be a file that a run has saved, got {options.show}")
         show(options.show)
         return
+    if options.seeds < 1 or options.epochs < 2:
+        parser.error(f"--seeds must be at least 1 and --epochs 2, got {options.seeds} and {options.epochs}")
     options.out.mkdir(parents=True, exist_ok=True)
     tasks = [(seed, options.epochs, None if seed else options.out) for seed in range(options.seeds)]
     if len(tasks) == 1:

@@ -26,7 +26,7 @@ import torch
 import tyro
 from experiments.harness.options import at_least, positive
 from experiments.harness.output import explained
-from experiments.meta_training.law import law_of
+from experiments.meta_training.law import given_rate, law_of
 from experiments.meta_training.replaced import difference
 from experiments.meta_training.training import without_infinities
 
@@ -77,7 +77,7 @@ def ship(options: Options) -> Path:
             replace; nothing is written.
     """
     network, card = weights.load(options.source)
-    lr = card["defaults"]["lr"] if options.lr is None else options.lr
+    lr = given_rate(card, options.lr)
     training = dict(card["meta_training"])
     if options.first_stage is not None:
         first = weights.load_card(options.first_stage)

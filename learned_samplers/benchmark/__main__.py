@@ -66,16 +66,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("."), help="folder of the JSON file")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    if options.table is not None:
-        print(table(options.table))
-        return
-    if options.sampler is None:
+    if options.table is None and options.sampler is None:
         parser.error("a sampler is missing, or --table")
     torch.set_num_threads(1)  # for so small networks several threads only wait for each other
     try:
-        sampler = named(options.sampler, options.gradients)
+        if options.table is not None:
+            print(table(options.table))
+        else:
+            measure(options)
     except (TypeError, ValueError) as error:
         parser.error(str(error))
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Run a sampler on the targets, write its file after each of them, and print its row."""
+    sampler = named(options.sampler, options.gradients)
     name = options.sampler.replace(":", ".").rpartition(".")[2]
     content: dict[str, Any] = {
         "sampler": options.sampler,
@@ -85,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "seed": options.seed,
     }
     path = options.out / f"{name}.json"
-    earlier = json.loads(path.read_text()) if path.exists() else {}
+    earlier = read(path) if path.exists() else {}
     results = earlier.pop("targets", {}) if earlier else {}
     if earlier != content:
         results = {}
@@ -100,12 +105,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(" | ".join(f"{key}: {value}" for key, value in row(name, results).items()))
 
 
+def read(path: Path) -> dict[str, Any]:
+    """The content of a sampler's file; ValueError, with its name, where it is damaged."""
+    try:
+        content = json.loads(path.read_text())
+        return {**content, "budget": content["budget"], "targets": content["targets"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no file of this command ({type(error).__name__}: {error})") from error
+
+
 def table(folder: Path) -> str:
     """Markdown table of the files in a folder, a sampler a row; ValueError where they are of several budgets."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise ValueError(f"table must be a folder with JSON files, got {folder}")
-    contents = {path.stem: json.loads(path.read_text()) for path in files}
+    contents = {path.stem: read(path) for path in files}
     budgets = {name: content["budget"] for name, content in contents.items()}
     if len(set(budgets.values())) > 1:
         raise ValueError(f"table must be of files of one budget of gradients, got {budgets}")

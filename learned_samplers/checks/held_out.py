@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.prior import Prior
-from learned_samplers.checks.step_size import Loss
+from learned_samplers.checks.step_size import Loss, MeanLoss
 
 #: Makes a sampler from named parameters.
 NamedFactory = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
@@ -219,6 +219,7 @@ class _Path:
         self.generator = torch.Generator().manual_seed(seed)
         self.model, self.loss, self.steps = copy.deepcopy(model), loss, int(steps)
         self.batches, self.held_out, share = self._data(data, held_out, batch_size)
+        MeanLoss(self.model, loss, *self.held_out, 1024).refuse_sums()
         torch.default_generator.manual_seed(seed)  # samplers may draw from it; the caller's state is put back
         self.sampler = self._made_by(sampler, share)
 

@@ -111,11 +111,13 @@ def save(path: str | os.PathLike[str], network: nn.Module, card: dict[str, Any])
         "layers": [list(shape) for shape in shapes_of(layers_of(network))],
         "sha256": hashlib.sha256(data).hexdigest(),
     }
+    filled = json.loads(json.dumps(filled))  # as it will be read
     filled["card_sha256"] = card_checksum(filled)
     check_card("card", filled)
     text = json.dumps(filled, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    # A list of numbers or words in one line.
-    text = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
+    # A list of numbers or words in one line, where no text within it is changed by that.
+    short = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
+    text = short if json.loads(short) == filled else text
     write_together({path: data, card_path(path): text.encode()})
 
 

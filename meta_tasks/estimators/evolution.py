@@ -11,7 +11,7 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from meta_tasks.estimators.base import Episodes, Estimator, Evaluator, Job, JobResult, perturbation
-from meta_tasks.inner_loop.schedule import Horizon, Schedule
+from meta_tasks.inner_loop.schedule import Horizon, Schedule, require_horizon
 from meta_tasks.objectives import objective_named
 from meta_tasks.random_streams import generator
 from meta_tasks.rules.base import SamplerRule
@@ -76,6 +76,7 @@ class EvolutionStrategies(Estimator):
         shaping: Shaping | None = None,
     ) -> None:
         validation.positive("sigma", sigma)
+        require_horizon(horizon)
         validation.integer("pairs", pairs)
         validation.integer("pairs_per_task", pairs_per_task)
         validation.integer("tasks_per_job", tasks_per_job)
@@ -186,10 +187,12 @@ class NoiseReuseES(EvolutionStrategies):
         tasks_per_job: int = 1,
         shaping: Shaping | None = None,
     ) -> None:
+        require_horizon(horizon)
         horizon = replace(horizon, burn_in=0.0)
         parts = dict(pairs_per_task=pairs_per_task, tasks_per_job=tasks_per_job)
         super().__init__(sigma, pairs, horizon, **parts, shaping=shaping)
-        if window < 1 or window > horizon.shortest:
+        validation.integer("window", window)
+        if window > horizon.shortest:
             raise ValueError(f"window must lie in [1, {horizon.shortest}], the shortest horizon, got {window}")
         if horizon.longest // horizon.samples > window:
             raise ValueError(

@@ -15,7 +15,7 @@ from torch import Tensor
 from learned_samplers.base import validation
 from meta_tasks.estimators.base import Episodes, Estimator, Evaluator, Job, JobResult, Unrolls
 from meta_tasks.inner_loop.chains import ChainUnroll
-from meta_tasks.inner_loop.schedule import Horizon
+from meta_tasks.inner_loop.schedule import Horizon, require_horizon
 from meta_tasks.objectives import SteinKL, objective_named
 from meta_tasks.random_streams import derive_seed, generator
 from meta_tasks.rules.base import SamplerRule
@@ -60,7 +60,11 @@ class TruncatedBackpropagation(Estimator):
     ) -> None:
         for name, value in (("chains", chains), ("slots", slots)):
             validation.integer(name, value)
-        if window < 1 or window > horizon.shortest:
+        require_horizon(horizon)
+        validation.integer("window", window)
+        validation.integer("every", every)
+        validation.truth("curvature", curvature)
+        if window > horizon.shortest:
             raise ValueError(f"window must lie in [1, {horizon.shortest}], the shortest horizon, got {window}")
         if not 1 <= every <= window:
             raise ValueError(f"every must lie in [1, {window}], the window, got {every}")
@@ -146,7 +150,11 @@ class ChainEvaluator(Evaluator):
 
     def state_dict(self) -> dict[int, Any]:
         unrolls, slots = super().state_dict(), sorted({*self.slots, *self.pools})
-        return {slot: {"unroll": unrolls.get(slot), "pool": self.pools.get(slot, [])} for slot in slots}
+        # Copies, since a pool goes on while a state waits to be written.
+        return {
+            slot: {"unroll": unrolls.get(slot), "pool": [list(entry) for entry in self.pools.get(slot, [])]}
+            for slot in slots
+        }
 
     def load_state_dict(self, state: dict[int, Any], jobs: Sequence[Job]) -> None:
         slots = {job.slot for job in jobs}

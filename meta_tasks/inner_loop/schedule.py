@@ -11,7 +11,7 @@ from learned_samplers.base import validation
 from learned_samplers.classical.cycles import cyclical_phase, done_in_cycle
 from meta_tasks.random_streams import log_uniform
 
-__all__ = ["Horizon", "Schedule"]
+__all__ = ["Horizon", "Schedule", "require_horizon"]
 
 
 @dataclass(frozen=True)
@@ -129,3 +129,9 @@ class Horizon:
     def schedule_of(self, steps: int) -> Schedule:
         """The schedule of a run of so many steps."""
         return Schedule.ending(steps, steps - round(steps * self.burn_in), self.samples)
+
+
+def require_horizon(horizon: Any) -> None:
+    """Raise TypeError unless this is a `Horizon`."""
+    if not isinstance(horizon, Horizon):
+        raise TypeError(f"horizon must be a Horizon, as Horizon(200, 200, samples=10), got {type(horizon).__name__}")

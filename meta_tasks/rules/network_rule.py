@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from learned_samplers.base.matrices import state_lengths
 from learned_samplers.base.segments import Segments
-from learned_samplers.base.validation import fraction
+from learned_samplers.base.validation import fraction, integer, number
 from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of, unflatten
@@ -53,7 +53,12 @@ class NetworkRule(SamplerRule):
             if field.name in self.fixed and (value := getattr(settings, field.name)) != field.default:
                 way = self.fixed[field.name]
                 raise ValueError(f"{field.name} must be {field.default!r} in the inner loop, {way}, got {value!r}")
-        self.settings, self.hidden = settings, tuple(settings.hidden if hidden is None else hidden)
+        widths = settings.hidden if hidden is None else hidden
+        if not isinstance(widths, Sequence):
+            raise TypeError(f"hidden must be the widths of the hidden layers, as (32, 32), got {widths!r}")
+        for width in widths:
+            integer("hidden", width)
+        self.settings, self.hidden = settings, tuple(widths)
         self._shapes = shapes_of(layers_of(settings.fresh_network(self.hidden)))
         self.num_weights = sum(out * (into + 1) for out, into in self._shapes)
 
@@ -130,9 +135,12 @@ class CoordinateRule(NetworkRule):
         self.state_names = ("momentum", "averages", "covariances") if seen.matrix else ("momentum", "averages")
         self.by_member = not seen.context  # the context has one lr and N for all members
         self.start: Start | None = None
-        if isinstance(start, Path):
-            self.start = WeightStart(start, settings, self._shapes)
+        if isinstance(start, str | Path):
+            self.start = WeightStart(Path(start), settings, self._shapes)
         elif start is not None:
+            if not isinstance(start, Sequence) or len(start) != 2:
+                raise TypeError(f"start must be a weight file, or a feature and its gain, got {start!r}")
+            number("start's gain", start[1])
             self.start = FeatureStart(*start, settings.features, self._shapes)
 
     @property

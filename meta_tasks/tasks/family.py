@@ -11,6 +11,7 @@ import torch
 from learned_samplers.base import validation
 from meta_tasks import datasets
 from meta_tasks.datasets import ImageData
+from meta_tasks.networks.architectures import names as architecture_names
 from meta_tasks.random_streams import choose, generator, log_uniform
 from meta_tasks.tasks.task import ImageTask, Task, TaskConfig
 
@@ -23,6 +24,14 @@ _CHOICES = (
     *("dataset_names", "architectures", "sizes", "batch_sizes", "lrs", "temperatures", "prior_precisions"),
     *("momentum_decays", "weight_scale_spreads"),
 )
+
+
+def require_choices(family: str, name: str, choices: Any) -> None:
+    """Raise an error unless the choices of a family are a tuple or a list with one at least."""
+    if not isinstance(choices, tuple | list):
+        raise TypeError(f"{name} of task family {family!r} must be a tuple of choices, got {choices!r:.60}")
+    if not choices:
+        raise ValueError(f"{name} of task family {family!r} must have at least one choice")
 
 
 class TaskFamily(Protocol):
@@ -92,8 +101,14 @@ class ImageTaskFamily:
 
     def __post_init__(self) -> None:
         for name in _CHOICES:
-            if not getattr(self, name):
-                raise ValueError(f"{name} of task family {self.name!r} must have at least one choice")
+            require_choices(self.name, name, getattr(self, name))
+        for one in self.architectures:
+            if not (isinstance(one, tuple | list) and len(one) == 2 and isinstance(one[1], Mapping)):
+                raise TypeError(f"architectures must be pairs as ('mlp', {{'hidden': (20,)}}), got {one!r:.60}")
+            validation.one_of("architectures", one[0], architecture_names())
+        for size in (*(size for size in self.sizes if size is not None), self.validation_size):
+            validation.integer("sizes and validation_size", size)
+        validation.truth("grayscale", self.grayscale)
         if "cifar10" in self.dataset_names:
             raise ValueError("dataset_names must not have 'cifar10': it is the unseen test of what was learned")
         for name in self.dataset_names:
@@ -111,8 +126,8 @@ class ImageTaskFamily:
             validation.fraction(name, getattr(self, name))
         if self.labels is not None and (len(set(self.labels)) < len(self.labels) or len(self.labels) < 2):
             raise ValueError(f"labels must be two or more different ones, got {self.labels}")
-        if not 1 <= self.small_data[0] <= self.small_data[1]:
-            raise ValueError(f"small_data must be a range of positive numbers, got {self.small_data}")
+        if len(self.small_data) != 2 or not 1 <= self.small_data[0] <= self.small_data[1]:
+            raise ValueError(f"small_data must be a range of two positive numbers, got {self.small_data}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_loaded": {}}  # another process loads its own data

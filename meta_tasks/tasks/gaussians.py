@@ -13,6 +13,7 @@ from learned_samplers.base import validation
 from learned_samplers.base.segments import Segments
 from meta_tasks.random_streams import choose, generator, log_uniform
 from meta_tasks.rules.base import Hyperparameters
+from meta_tasks.tasks.family import require_choices
 
 __all__ = ["GaussianFamily", "GaussianTask"]
 
@@ -107,8 +108,13 @@ class GaussianFamily:
 
     def __post_init__(self) -> None:
         for name in ("dimensions", "lrs", "momentum_decays"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} of task family {self.name!r} must have at least one choice")
+            require_choices(self.name, name, getattr(self, name))
+        for size in (*self.dimensions, self.num_data):
+            validation.integer("dimensions and num_data", size)
+        for lr in self.lrs:
+            validation.positive("lrs", lr)
+        for decay in self.momentum_decays:
+            validation.fraction("momentum_decays", decay, open_left=True)
         if not 0 < self.curvatures[0] <= self.curvatures[1]:
             raise ValueError(f"curvatures must be a range of positive numbers, got {self.curvatures}")
         validation.non_negative("noise", self.noise)

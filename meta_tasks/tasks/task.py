@@ -121,8 +121,8 @@ class ImageTask:
 
     def __init__(self, config: TaskConfig, data: ImageData, seed: int, device: torch.device | str = "cpu") -> None:
         self.config, self.kind, self.device = config, config.kind, torch.device(device)
-        self.batch_size = config.batch_size
         num_classes, train, held_out = _restrict(config, data, seed)
+        self.batch_size = min(config.batch_size, len(train[1]))
         self.train = tuple(t.to(self.device) for t in train)
         self.held_out = tuple(t.to(self.device) for t in held_out)
         self.num_held_out = len(self.held_out[1])
@@ -137,7 +137,7 @@ class ImageTask:
         )
         self.signature = (
             *(config.architecture, str(sorted(config.options.items())), data.input_shape, num_classes, self.device),
-            *(min(self.batch_size, len(train[1])), self.num_validation),
+            *(self.batch_size, self.num_validation),
         )
         self.scale: Tensor | None = None
         if config.weight_scale_spread:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from learned_samplers.base import validation
@@ -65,7 +66,7 @@ class Checkpoints:
         if self._lock is not None:
             self._lock.require_held()
         buffer = io.BytesIO()
-        torch.save({"format": _FORMAT, "version": _VERSION, "iteration": iteration, **payload}, buffer)
+        torch.save({"format": _FORMAT, "version": _VERSION, "iteration": iteration, **_plain(payload)}, buffer)
         path = self.folder / f"checkpoint-{iteration:08d}.pt"
         write_atomically(path, sealed(buffer.getvalue()))
         paths = self.paths()
@@ -142,3 +143,12 @@ def _differences(path: str, saved: Any, expected: Any) -> Iterator[str]:
                 yield from _differences(f"{path}{key}.", saved[key], expected[key])
     elif saved != expected:
         yield f"{path.rstrip('.')} is {saved!r} there and {expected!r} here"
+
+
+def _plain(value: Any) -> Any:
+    """Return a payload with Python's numbers in the place of NumPy's, which `CheckpointFolder.read` would not take."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value

@@ -76,8 +76,12 @@ class HeldOutEvaluation:
         seed: int = 0,
         burn_in: float = _BURN_IN,
     ) -> None:
-        if tasks < 1 or chains < 1 or not lrs:
-            raise ValueError(f"evaluation needs tasks, chains and lrs, got {tasks}, {chains} and {tuple(lrs)}")
+        if not hasattr(family, "config"):
+            raise TypeError(f"family must be an ImageTaskFamily, got {type(family).__name__}")
+        for name, value in (("steps", steps), ("samples", samples), ("tasks", tasks), ("chains", chains)):
+            validation.integer(name, value)
+        if not lrs:
+            raise ValueError(f"lrs must be one learning rate at least, got {tuple(lrs)}")
         self.family, self.steps, self.samples, self.lrs = family, steps, samples, tuple(lrs)
         self.baseline_lrs = self.lrs if baseline_lrs is None else tuple(baseline_lrs)
         validation.fraction("burn_in", burn_in, open_right=True)

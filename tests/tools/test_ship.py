@@ -162,7 +162,9 @@ def test_a_wrong_correction_loses_the_badge(tmp_path, monkeypatch):
 def test_what_cannot_be_shipped_is_refused_and_leaves_nothing(tmp_path):
     network, card = weights.load(trained(tmp_path / "run"))
     weights.save(tmp_path / "other.safetensors", network, {**own_fields(card), "sampler": "SGHMC"})
+    weights.save(tmp_path / "rateless.safetensors", network, {**own_fields(card), "defaults": {}})
     for source, more, reason in (
+        (tmp_path / "rateless.safetensors", [], "lr must be given"),
         (tmp_path / "none.safetensors", [], r"none\.safetensors"),
         (tmp_path / "other.safetensors", [], "sampler"),
         (pretrained.path("l2e"), ["--energy", "0"], "energy"),
@@ -203,6 +205,8 @@ def test_worse_is_more_than_two_standard_errors(difference, worse):
 def test_weights_without_held_out_tasks_are_not_compared(tmp_path):
     with pytest.raises(ValueError, match="trained on 'gaussians' have no held-out tasks, only paper"):
         held_out_losses(tmp_path / "any", {"tasks": {"name": "gaussians"}, "horizon": {}}, 2)
+    with pytest.raises(ValueError, match="does not say on which tasks"):
+        held_out_losses(tmp_path / "any", {"tasks": None, "horizon": None}, 2)
 
 
 def test_held_out_tasks_are_those_of_the_training(tmp_path, capfd):

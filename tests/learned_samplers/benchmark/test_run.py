@@ -159,3 +159,19 @@ def test_a_table_of_two_budgets_is_refused(tmp_path):
 def test_what_is_no_sampler_is_refused(name, error, message):
     with pytest.raises(error, match=message):
         named(name, 1000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["SGHMC", "--gradients", "100"], "gradients must be at least 800"),
+        (["SGHMC", "--out", "{}"], "SGHMC.json is no file of this command"),
+        (["--table", "{}"], "SGHMC.json is no file of this command"),
+        (["--table", "{}/none"], "table must be a folder with JSON files"),
+    ],
+)
+def test_what_cannot_be_measured_ends_in_one_line(arguments, message, tmp_path, capsys):
+    (tmp_path / "SGHMC.json").write_text('{"sampler": "SG')
+    with pytest.raises(SystemExit):
+        main([word.format(tmp_path) for word in arguments])
+    assert message in capsys.readouterr().err.splitlines()[-1]

@@ -165,6 +165,8 @@ REFUSED = [
     (dict(batch_size=0), ValueError, "batch_size"),
     (dict(seed=-1), ValueError, "seed"),
     (dict(loss=3), TypeError, "loss"),
+    (dict(loss=nn.CrossEntropyLoss(reduction="sum")), ValueError, "loss must be the mean over examples"),
+    (dict(loss=nn.CrossEntropyLoss(reduction="none")), ValueError, "loss must return one number"),
     (dict(model=3), TypeError, "model"),
     (dict(sampler=3), TypeError, "sampler"),
     (dict(sampler=lambda named: torch.optim.SGD(named, 0.1)), TypeError, "sampler must return a sampler"),

@@ -1,6 +1,7 @@
 """Weight files: what is written is read back, a damaged byte is refused, and names mean the shipped ones."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -61,6 +62,16 @@ def test_the_same_network_gives_the_same_file_and_another_sampler_another_finger
     for change in ({"scales": {"beta_scale": 2.0}}, {"form": "paper"}, {"defaults": {"lr": 0.5}}, {"sha256": "0" * 64}):
         assert weights.card_fingerprint({**cards[0], **change}) != first
     assert weights.card_fingerprint({**cards[0], "licence": "another"}) == first
+
+
+@pytest.mark.parametrize(
+    "change", [{"metrics": {"note": ["two  spaces"]}}, {"learned": "The gate [ 17 numbers ]."}, {"metrics": {2: 1.0}}]
+)
+def test_whatever_a_card_says_is_read_back(tmp_path, change):
+    weights.save(tmp_path / "new.safetensors", make_network(), {**make_card(), **change})
+    _, card = weights.load(tmp_path / "new.safetensors")
+    expected = json.loads(json.dumps(change))
+    assert {name: card[name] for name in change} == expected
 
 
 @pytest.mark.parametrize("full_at", ["weights", "card"])

@@ -187,6 +187,17 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path):
     assert any(part.executor.evaluator.pools.values())
 
 
+def test_a_state_is_not_changed_by_what_comes_after():
+    made = run(iterations=4)
+    evaluator = made.executor.evaluator
+    state = evaluator.state_dict()
+    before = {slot: len(kept["pool"]) for slot, kept in state.items()}
+    assert any(before.values())
+    for pool in evaluator.pools.values():
+        pool.append(pool[0])
+    assert {slot: len(kept["pool"]) for slot, kept in state.items()} == before
+
+
 def test_worker_processes_give_the_weights_that_one_process_gives(tmp_path):
     run(folder=tmp_path, iterations=5, executor=toy_runs.workers(2))
     assert torch.equal(run(folder=tmp_path, iterations=8).weights, run(iterations=8).weights)

@@ -135,3 +135,13 @@ def test_a_batch_cut_in_two_and_restored_is_the_batch_that_was_never_cut():
     assert torch.equal(second.parameter, reference.parameter)
     assert torch.equal(second.losses(), reference.losses())
     assert torch.equal(second.curves(), reference.curves())
+
+
+def test_tasks_whose_data_bound_their_minibatches_share_one():
+    small, other = (image_task(*MLP, **sizes) for sizes in ({"batch_size": 64, "num_data": 20}, {"batch_size": 20}))
+    rule = SGHMCRule()
+    made = [Run(task, rule, (k,)) for k, task in enumerate((small, other))]
+    ((numbers, unroll),) = unrolls_of(made, BMALoss, SCHEDULE)
+    assert numbers == [0, 1]
+    unroll.advance(torch.zeros(len(unroll.parameter), 0))
+    assert unroll.parameter.isfinite().all()

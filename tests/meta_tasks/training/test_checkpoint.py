@@ -6,6 +6,7 @@ import pickle
 import random
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,6 +29,13 @@ def test_the_last_three_are_kept_and_the_newest_is_read(tmp_path):
     assert [path.name for path in checkpoints.paths()] == [f"checkpoint-{i:08d}.pt" for i in (3, 4, 5)]
     assert checkpoints.load()["weights"][0] == 5
     assert Checkpoints(tmp_path / "empty").load() is None
+
+
+def test_numbers_of_numpy_are_read_back(tmp_path):
+    payload = {"lrs": [np.float64(0.1)], "sizes": (np.int64(3), 4.0), np.int64(5): np.bool_(True)}
+    Checkpoints(tmp_path).save(1, payload)
+    read = Checkpoints(tmp_path).load()
+    assert {name: read[name] for name in payload} == {"lrs": [0.1], "sizes": (3, 4.0), 5: True}
 
 
 def test_no_flipped_byte_and_no_cut_end_makes_another_run(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,23 @@ LEAST = 120  # steps of it at least
 SMALL = 0.02  # a bias of the variance that is small enough whatever it was before
 
 
+def given_rate(card: Mapping[str, Any], lr: float | None) -> float:
+    """Return the learning rate that is given, or else the card's; ValueError where there is none."""
+    rate = card["defaults"].get("lr") if lr is None else lr
+    if rate is None:
+        raise ValueError("lr must be given: the card of these weights recommends none")
+    return float(rate)
+
+
 def law_of(
     source: Path, lr: float | None, *, num_data: int = 50_000, coordinates: int = 2000, energy: float | None = None
 ) -> dict[str, Any]:
     """The law of the weights in a file, as their card has it; they are read from it, as a user would."""
     card = weights.load_card(source)
     sampler = registered(card["sampler"])
-    lr = card["defaults"]["lr"] if lr is None else lr
+    lr = given_rate(card, lr)
     if sampler is MetaSGMCMC:
-        decay = card["defaults"]["momentum_decay"]
+        decay = card["defaults"].get("momentum_decay", 0.1)
         return meta_law(source, lr, decay, num_data=num_data, chains=10 * coordinates, energy=energy or 0.0)
     if energy is not None:
         raise ValueError(f"energy={energy} is for the law of MetaSGMCMC, these weights are of {card['sampler']}")

@@ -52,7 +52,9 @@ def held_out_losses(source: Path, protocol: dict[str, Any], tasks: int, data: st
 
     A run that predicts worse than chance counts as chance, or one collapse would hide itself in the standard error.
     """
-    family, horizon = protocol["tasks"], protocol["horizon"]
+    family, horizon = protocol.get("tasks"), protocol.get("horizon")
+    if family is None or horizon is None:
+        raise ValueError(f"{source}: the card does not say on which tasks it was trained")
     if family["name"] not in FAMILIES:
         raise ValueError(f"weights trained on {family['name']!r} have no held-out tasks, only {', '.join(FAMILIES)}")
     changes = {name: family[name] for name in CHANGEABLE if family.get(name) is not None}
