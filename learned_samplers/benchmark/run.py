@@ -27,12 +27,11 @@ _DRAWS = 200
 _PAIRS = 10
 
 
-def default_lr(sampler: Callable[..., Any], target: Target) -> float | None:
+def default_lr(sampler: Callable[..., Any], params: list[torch.Tensor], num_data: int) -> float | None:
     """The learning rate that a sampler takes by itself, or None where one must be given."""
     cls = getattr(sampler, "sampler", sampler)
-    params = [p.requires_grad_() for p in target.start(torch.Generator().manual_seed(0))]
     try:
-        made = cls(params, num_data=target.num_data, **getattr(sampler, "settings", {}))
+        made = cls(params, num_data=num_data, **getattr(sampler, "settings", {}))
     except (TypeError, ValueError):  # lr is missing
         return None
     return float(made.param_groups[0]["lr"])
@@ -40,7 +39,8 @@ def default_lr(sampler: Callable[..., Any], target: Target) -> float | None:
 
 def rates(sampler: Callable[..., Any], target: Target) -> tuple[float, ...]:
     """The learning rates at which a sampler is run."""
-    default = default_lr(sampler, target)
+    params = [p.requires_grad_() for p in target.start(torch.Generator().manual_seed(0))]
+    default = default_lr(sampler, params, target.num_data)
     return RATES if default is None else tuple(default * factor for factor in _FACTORS)
 
 

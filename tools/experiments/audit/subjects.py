@@ -135,6 +135,8 @@ def _csgmcmc(p: Any, state: Any, lr: float, count: int, n: float, decay: float =
 
 def ours() -> list[Subject]:
     """Samplers of the table."""
+    import torch
+
     from learned_samplers.benchmark.run import default_lr
     from learned_samplers.table import SAMPLERS
 
@@ -142,7 +144,7 @@ def ours() -> list[Subject]:
         return entry(params, num_data=n, **({"prior_precision": n * decay} if decay else {}))
 
     def subject(entry: Any) -> Subject:
-        begin, lr = _torch(make, entry), default_lr(entry) or 0.05
+        begin, lr = _torch(make, entry), default_lr(entry, [torch.zeros(2, 2, requires_grad=True)], 1000) or 0.05
         least = round(1 / (1 - entry.example.param_groups[0]["betas"][1])) if entry.name == "IVON" else 0
         return Subject(entry.name, begin, lr, "table of samplers", "", decay=True, least=least)
 
