@@ -133,7 +133,7 @@ class AdapterSamples(SampleCollection):
         places: Sequence[Path],
         entries: Sequence[Entry],
         content: Mapping[str, Any],
-        kept_on: torch.device | None,
+        kept_on: torch.device,
     ) -> AdapterSamples:
         names, parameters = saved_names(network), parameters_of(network)
         sampled = set(names.values())

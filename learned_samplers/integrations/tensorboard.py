@@ -90,7 +90,7 @@ class ChainLog:
     ) -> None:
         if sampler_of(sampler) is None:
             raise TypeError(f"sampler must be a Sampler, got {type(sampler).__name__}")
-        sampler = unwrapped(sampler)
+        chain: Any = unwrapped(sampler)
         validation.integer("every", every)
         if total_steps is not None:
             validation.integer("total_steps", total_steps)
@@ -106,10 +106,10 @@ class ChainLog:
             writer = SummaryWriter(str(writer))
         self.writer, self.every, self.posterior, self.total_steps = writer, every, posterior, total_steps
         self._report = Report()
-        self._report.begin(sampler.step_count)
+        self._report.begin(chain.step_count)
         self._handles = [
-            sampler.register_step_pre_hook(self._before),
-            sampler.register_step_post_hook(self._after),
+            chain.register_step_pre_hook(self._before),
+            chain.register_step_post_hook(self._after),
         ]
 
     def _before(self, sampler: Any, arguments: Any, keywords: Any) -> None:
