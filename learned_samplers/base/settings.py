@@ -17,8 +17,6 @@ from dataclasses import MISSING, dataclass, field
 from functools import partial
 from typing import Any, ClassVar, dataclass_transform
 
-from torch import Tensor
-
 from learned_samplers.base import validation
 
 Check = Callable[[str, Any], Any]
@@ -238,8 +236,3 @@ def with_arguments(docstring: str, declared: Mapping[str, Setting], raises: str 
     places = [place for name in _SECTIONS if (place := text.find(f"\n{name}\n")) >= 0]
     place = min(places, default=len(text))
     return f"{text[:place].rstrip()}\n\n{section}\n\n{text[place:].lstrip()}".rstrip() + "\n"
-
-
-def plain_number(value: Any) -> Any:
-    """The number in a zero-dimensional tensor; anything else as it is."""
-    return value.item() if isinstance(value, Tensor) and value.dim() == 0 else value
