@@ -16,7 +16,7 @@ from learned_samplers.base.guards import replicas
 from learned_samplers.base.norms import norms
 from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number
 from learned_samplers.base.sampler import Sampler
-from learned_samplers.base.settings import setting
+from learned_samplers.base.settings import learning_rate, setting
 from learned_samplers.base.step import Evaluation, collect
 
 
@@ -122,12 +122,7 @@ class IVON(Sampler):
             of it, so that ĥ sees it too); from `state_dict`: draws that no step has used yet.
     """
 
-    lr: float = setting(
-        check=validation.non_negative,
-        check_new=validation.positive,
-        kw_only=False,
-        doc="learning rate, near that of SGD (0.1 to 0.5).",
-    )
+    lr: float = learning_rate(kw_only=False, doc="learning rate, near that of SGD (0.1 to 0.5).")
     betas: tuple[float, float] = setting(
         default=(0.9, 0.99999),
         check=_two_fractions,

@@ -16,7 +16,7 @@ from learned_samplers.base.guards import precision, shards, side_by_side
 from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.protocol import Chain
 from learned_samplers.base.saved_state import ResumableOptimizer
-from learned_samplers.base.settings import Configurable, choice, setting
+from learned_samplers.base.settings import Configurable, choice, data_count, learning_rate, setting
 
 Precision = float | Mapping[str, float] | priors.Prior
 
@@ -25,18 +25,11 @@ class ConfiguredOptimizer(ResumableOptimizer, Configurable):
     """An optimizer whose keywords are declared settings; `Sampler` adds the step."""
 
     params: Any = setting(kw_only=False)
-    lr: float = setting(
-        check=validation.non_negative,
-        check_new=validation.positive,
+    lr: float = learning_rate(
         kw_only=False,
         doc="learning rate of ordinary training, dimensionless; a step moves the weights by √(lr/N) times a momentum.",
     )
-    num_data: float = setting(
-        check=lambda name, value: validation.number_of_data(value),
-        kw_only=False,
-        shared=True,
-        doc="N, the number of training points.",
-    )
+    num_data: float = data_count(kw_only=False, doc="N, the number of training points.")
     temperature: float = setting(
         default=1.0,
         check=validation.non_negative,

@@ -106,6 +106,23 @@ def choice(*choices: Any, default: Any, kw_only: bool = True, **options: Any) ->
     return setting(default=default, check=check, kw_only=kw_only, optional=default is None, **options)
 
 
+def learning_rate(*, doc: str, kw_only: bool, default: Any = MISSING) -> Any:
+    """The `setting` ``lr``: a scheduler may take it to 0, where none begins. Type checkers read ``kw_only``."""
+    check, check_new = validation.non_negative, validation.positive
+    return setting(default=default, check=check, check_new=check_new, kw_only=kw_only, doc=doc)
+
+
+def data_count(*, doc: str, kw_only: bool, default: Any = MISSING) -> Any:
+    """The `setting` ``num_data``, the same in all groups. Type checkers read ``kw_only``."""
+    return setting(
+        default=default,
+        check=lambda name, value: validation.number_of_data(value),
+        kw_only=kw_only,
+        shared=True,
+        doc=doc,
+    )
+
+
 def settings_of(cls: type) -> dict[str, Setting]:
     """The declarations of a dataclass of settings, or of a class of samplers, by name."""
     if issubclass(cls, Configurable):
@@ -126,7 +143,7 @@ def keyword_of(settings: type, name: str, *, default: None = None) -> Any:
     return setting(default=None, check=declared.check, doc=declared.doc, optional=True, of_sampler=True)
 
 
-@dataclass_transform(kw_only_default=True, field_specifiers=(setting, choice, keyword_of))
+@dataclass_transform(kw_only_default=True, field_specifiers=(setting, choice, learning_rate, data_count, keyword_of))
 class Configurable:
     """A class whose keywords are the `setting` attributes of itself and of its bases.
 

@@ -13,7 +13,7 @@ from learned_samplers.base import validation
 from learned_samplers.base.configured import Precision
 from learned_samplers.base.momentum import MomentumSampler
 from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
-from learned_samplers.base.settings import setting
+from learned_samplers.base.settings import data_count, setting
 from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.classical.baoa import baoa_rule
 from learned_samplers.classical.budget import planned
@@ -122,13 +122,7 @@ class AdaptedSGHMC(WarmedUpSampler):
         "T where minibatches of 32 or more have a loss of order one. A regression with little noise is heated more; "
         "`PosteriorSamples.verdict` says by how much.",
     )
-    num_data: float = setting(
-        default=None,
-        check=lambda name, value: validation.number_of_data(value),
-        kw_only=False,
-        shared=True,
-        doc="N, the number of training points; it must be given.",
-    )
+    num_data: float = data_count(default=None, kw_only=False, doc="N, the number of training points; it must be given.")
     mass: str | None = setting(
         default=None,
         check=partial(validation.one_of, choices=tuple(MASSES)),

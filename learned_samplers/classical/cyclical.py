@@ -12,7 +12,7 @@ from learned_samplers.base import validation
 from learned_samplers.base.momentum import MomentumSampler
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
-from learned_samplers.base.settings import choice, setting
+from learned_samplers.base.settings import choice, learning_rate, setting
 from learned_samplers.classical.cycles import cycle_of, cyclical_phase, in_sampling_phase, validate_schedule
 from learned_samplers.classical.sghmc import SGHMC
 from learned_samplers.classical.sgld import SGLD
@@ -146,9 +146,7 @@ class CyclicalSGMCMC(MomentumSampler):
     weighs modes by how often exploration finds them, which nothing guarantees. Hence the badge.
     """
 
-    lr: float = setting(
-        check=validation.non_negative, check_new=validation.positive, kw_only=False, doc="peak learning rate."
-    )
+    lr: float = learning_rate(kw_only=False, doc="peak learning rate.")
     cycle_length: int = setting(check=validation.integer, shared=True, doc="K > 0, in steps.")
     exploration_ratio: float = setting(
         default=0.8,

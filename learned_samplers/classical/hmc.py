@@ -13,7 +13,7 @@ from torch import Tensor
 from learned_samplers.base import validation
 from learned_samplers.base.operations import FOREACH, as_number, is_finite, kick, scalar_sqrt
 from learned_samplers.base.sampler import Sampler
-from learned_samplers.base.settings import setting
+from learned_samplers.base.settings import learning_rate, setting
 from learned_samplers.base.step import Evaluation, GroupInputs, as_loss, chains_of
 from learned_samplers.base.warning import warn
 from learned_samplers.classical import tally as tallies
@@ -64,12 +64,7 @@ class HMC(Sampler):
         FloatingPointError: loss or gradient not finite at the current state, which stays as it was.
     """
 
-    lr: float = setting(
-        check=validation.non_negative,
-        check_new=validation.positive,
-        kw_only=False,
-        doc="N·ε², so that ε = √(lr/N) as in `SGHMC`.",
-    )
+    lr: float = learning_rate(kw_only=False, doc="N·ε², so that ε = √(lr/N) as in `SGHMC`.")
     temperature: float = setting(default=1.0, check=validation.positive, shared=True, doc="T > 0.")
     leapfrog_steps: int = setting(default=10, check=validation.integer, shared=True, doc="L ≥ 1.")
     adapt_steps: int = setting(

@@ -19,7 +19,7 @@ from learned_samplers.base.matrix_cost import warn_if_slow
 from learned_samplers.base.momentum import MomentumSampler
 from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.segments import matrix_sides
-from learned_samplers.base.settings import choice, setting
+from learned_samplers.base.settings import choice, data_count, learning_rate, setting
 from learned_samplers.base.step import GroupInputs, blocks
 from learned_samplers.classical.sghmc import sghmc_rule
 
@@ -116,22 +116,14 @@ class WhitenedSGHMC(MomentumSampler):
     that is slow on a CPU it warns.
     """
 
-    lr: float = setting(
+    lr: float = learning_rate(
         default=0.0005,
-        check=validation.non_negative,
-        check_new=validation.positive,
         kw_only=False,
         doc="the default is for networks that fit some thousand training examples in some hundred steps; 0.001 is "
         "better with ten thousand and more. One step of the direction moves a weight by about s·√(lr/N₀), 0.001 by "
         "default.",
     )
-    num_data: float = setting(
-        default=None,
-        check=lambda name, value: validation.number_of_data(value),
-        kw_only=False,
-        shared=True,
-        doc="N, the number of training points; it must be given.",
-    )
+    num_data: float = data_count(default=None, kw_only=False, doc="N, the number of training points; it must be given.")
     direction_scale: float = setting(default=10.0, check=validation.non_negative, doc="s; at 0 this is `SGHMC`.")
     foreach: bool | None = choice(
         None, True, False, default=None, doc="as every sampler takes it; here tensors are always updated together."

@@ -17,7 +17,7 @@ from learned_samplers.base import validation as check
 from learned_samplers.base.guards.precision import working_dtype
 from learned_samplers.base.momentum import MomentumSampler
 from learned_samplers.base.segments import Segments
-from learned_samplers.base.settings import choice, setting
+from learned_samplers.base.settings import choice, data_count, learning_rate, setting
 from learned_samplers.base.step import GroupInputs, blocks
 from learned_samplers.learned.badge import HEURISTIC, badge_of
 from learned_samplers.learned.network import Phi, check_forward, flatten, layers_of, shapes_of
@@ -44,20 +44,12 @@ class LearnedSampler(MomentumSampler):
     resumed with other weights or settings than its own.
     """
 
-    lr: float | None = setting(  # type: ignore[assignment]
+    lr: float | None = learning_rate(  # type: ignore[assignment]
         default=None,
-        check=check.non_negative,
-        check_new=check.positive,
         kw_only=False,
         doc="learning rate of ordinary training; by default what the network's card recommends.",
     )
-    num_data: float = setting(
-        default=None,
-        check=lambda name, value: check.number_of_data(value),
-        kw_only=False,
-        shared=True,
-        doc="N, the number of training points; it must be given.",
-    )
+    num_data: float = data_count(default=None, kw_only=False, doc="N, the number of training points; it must be given.")
     network: Any = setting(
         default="default",
         of_sampler=True,

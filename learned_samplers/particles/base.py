@@ -18,7 +18,7 @@ from learned_samplers.base.guards import broken_off, hyperparameters, replicas, 
 from learned_samplers.base.guards.precision import without_autocast
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
-from learned_samplers.base.settings import choice, setting
+from learned_samplers.base.settings import choice, data_count, learning_rate, setting
 from learned_samplers.particles import base_optimizer as base_optimizers
 from learned_samplers.particles.axis import validate_parameters
 from learned_samplers.particles.equal import warn_of_equal
@@ -76,17 +76,13 @@ class ParticleSampler(Sampler):
     warns of them.
     """
 
-    lr: float = setting(
-        check=validation.non_negative,
-        check_new=validation.positive,
+    lr: float = learning_rate(
         kw_only=False,
         doc="learning rate, dimensionless; that of ``base_optimizer`` where one is given.",
     )
-    num_data: float = setting(
+    num_data: float = data_count(
         default=1.0,
-        check=lambda name, value: validation.number_of_data(value),
         kw_only=False,
-        shared=True,
         doc="N, by which the losses are multiplied: the number of training points where they are mean losses, 1 where "
         "they are energies.",
     )

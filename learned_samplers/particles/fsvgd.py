@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
-from learned_samplers.base.settings import choice, setting
+from learned_samplers.base.settings import choice, data_count, setting
 from learned_samplers.particles.base import ParticleSampler, Role
 from learned_samplers.particles.directions import repulsion, svgd_direction
 from learned_samplers.particles.gradients import (
@@ -49,12 +48,7 @@ class FSVGD(ParticleSampler):
         ValueError, TypeError: an argument is out of range or of a wrong type; see `FSVGD.step`.
     """
 
-    num_data: float = setting(
-        check=lambda name, value: validation.number_of_data(value),
-        kw_only=False,
-        shared=True,
-        doc="N, the number of training points: the losses are mean losses.",
-    )
+    num_data: float = data_count(kw_only=False, doc="N, the number of training points: the losses are mean losses.")
     kernel: Any = setting(
         default=None,
         check=check_kernel,
