@@ -28,7 +28,6 @@ from learned_samplers.base.guards import (
     precision,
     replicas,
     resumed,
-    schedule,
     shards,
 )
 from learned_samplers.base.guards.clipping import ClippingWatch
@@ -164,8 +163,10 @@ class Sampler(ConfiguredOptimizer):
             self.outside(self)
         if self.saved_weights is not None:
             resumed.other_weights(self)
-        if self.schedule is not None or "sampling_temperature" in self.param_groups[0]:
-            schedule.keep_step(self)
+        if self.schedule is not None:
+            self.schedule.validate()
+        elif "sampling_temperature" in self.param_groups[0]:
+            resumed.without_schedule(self)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             replicas.keep_together(self)
 

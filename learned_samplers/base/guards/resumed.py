@@ -1,4 +1,4 @@
-"""A loaded state goes with the weights that were saved with it: a chain with others says so before its first step."""
+"""A loaded state goes with its weights and its schedule: a chain without them says so before its first step."""
 
 from __future__ import annotations
 
@@ -32,3 +32,12 @@ def other_weights(sampler: Chain) -> None:
                 "(model.load_state_dict), before the first step"
             )
             return
+
+
+def without_schedule(sampler: Chain) -> None:
+    """Raise RuntimeError, before a step of a sampler that had a `CyclicalSchedule` when its state was saved."""
+    raise RuntimeError(
+        f"the lr and temperature of {type(sampler).__name__}, from a saved state, are those of one step of a "
+        "CyclicalSchedule, and none is attached: make one, or set both and delete the groups' 'peak_lr' and "
+        "'sampling_temperature'"
+    )
