@@ -6,6 +6,8 @@ import warnings
 
 from torch.optim import Optimizer
 
+from learned_samplers.base.warning import Once
+
 #: Below this share of the largest learning rate of a kept sample, samples are near copies of each other.
 VANISHING = 0.01
 #: Times T, or 1: a kinetic temperature that no chain near its posterior has; minibatches rarely heat it so far.
@@ -17,14 +19,14 @@ class Watch:
 
     def __init__(self) -> None:
         self._largest_rate = 0.0
-        self._told_of_rate = self._told_of_heat = False
+        self._warns_of_rate, self._warns_of_heat = Once(), Once()
 
     def kept(self, sampler: Optimizer, step: int, number: int) -> None:
         """The ``number``-th state of a chain was kept at ``step``."""
-        if not self._told_of_rate:
+        if not self._warns_of_rate.is_over:
             self._rate(sampler, step)
         # The 1st, 2nd, 4th, ...: it costs a pass over the momenta.
-        if not self._told_of_heat and number.bit_count() == 1:
+        if not self._warns_of_heat.is_over and number.bit_count() == 1:
             self._heat(sampler, step)
 
     def _rate(self, sampler: Optimizer, step: int) -> None:
@@ -33,8 +35,7 @@ class Watch:
             return
         present = max((float(group["lr"]) for group in sampler.param_groups if "lr" in group), default=0.0)
         self._largest_rate = max(self._largest_rate, present)
-        if present < VANISHING * self._largest_rate:
-            self._told_of_rate = True
+        if present < VANISHING * self._largest_rate and self._warns_of_rate():
             warnings.warn(
                 f"the sample of step {step} was kept at lr={present:.3g}, and others at up to {self._largest_rate:.3g}:"
                 " at so small a learning rate samples are near copies of each other. End the schedule above 0, "
@@ -48,8 +49,7 @@ class Watch:
             return
         for measured, group in zip(temperatures(), sampler.param_groups, strict=True):
             kinetic, asked = measured["kinetic"], float(group["temperature"])
-            if kinetic > RUNAWAY * max(asked, 1.0):
-                self._told_of_heat = True
+            if kinetic > RUNAWAY * max(asked, 1.0) and self._warns_of_heat():
                 warnings.warn(
                     f"the sample of step {step} was kept at a kinetic temperature of {kinetic:.3g}, where "
                     f"temperature={asked:g} was asked for: it is no sample of the posterior. Usual causes: "
