@@ -68,7 +68,8 @@ def summary(card: dict[str, Any]) -> str:
     Raises:
         ValueError: the card is of no learned sampler.
     """
-    meta, layers = card["meta_training"], card["layers"]
+    meta, layers, law = card["meta_training"], card["layers"], card["law"]
+    form = f", form {card['form']!r}" if "form" in card else ""
     widths = " → ".join(str(width) for width in (layers[0][1], *(out for out, _ in layers)))
     count = sum(out * (into + 1) for out, into in layers)
     defaults = ", ".join(f"{name}={value:g}" for name, value in card["defaults"].items())
@@ -77,10 +78,10 @@ def summary(card: dict[str, Any]) -> str:
     rows: dict[str, str | list[str]] = {
         "learned": card["learned"],
         "chosen": card["chosen"],
-        "sampler": f"{card['sampler']}{_form(card)}, network {widths} on the features {card.get('feature_set', '')!r}: "
+        "sampler": f"{card['sampler']}{form}, network {widths} on the features {card.get('feature_set', '')!r}: "
         f"{count} weights",
         "use": f"{card['sampler']}(params, num_data=N, network={card['name']!r}); by default {defaults}",
-        "law": _law(card),
+        "law": "not measured" if law is None else f"{badge_in(card)}; on Gaussians {law['verdict']}: {law['reason']}",
         "trained": _training(meta),
         "command": [
             f"{meta.get('reproduce', meta['command'])} (at commit {str(meta['commit'])[:10]})",
@@ -111,15 +112,6 @@ def badge_in(card: dict[str, Any]) -> str:
     measured = (card["law"] or {}).get("sha256", "")
     settings = settings_from_card(card)
     return badge_of(card["law"], settings, [group], claims_law=claims, sha256=measured)[0]
-
-
-def _form(card: dict[str, Any]) -> str:
-    return f", form {card['form']!r}" if "form" in card else ""
-
-
-def _law(card: dict[str, Any]) -> str:
-    law = card["law"]
-    return "not measured" if law is None else f"{badge_in(card)}; on Gaussians {law['verdict']}: {law['reason']}"
 
 
 def _training(meta: dict[str, Any]) -> str:
