@@ -172,8 +172,11 @@ class BayesianMLP(BaseEstimator):
 
             def enough(states: Tensor, temperature: float) -> bool:
                 with torch.no_grad():
-                    values = torch.stack([_at(chains, state, inputs[judged]) for state in states], 1)
-                return judge(values, temperature).sampled
+                    values = []
+                    for state in states:
+                        put(chains, state)
+                        values.append(chains(inputs[judged]))
+                return judge(torch.stack(values, 1), temperature).sampled
 
             self.posterior_, trace = sample(
                 chains,
@@ -342,12 +345,6 @@ class BayesianMLP(BaseEstimator):
         predictions, variances = self._predictions(outputs)
         densities = -self._nll(outputs, targets)
         return verdict(predictions.numpy(), variances.numpy(), densities.numpy(), temperature)
-
-
-def _at(chains: Chains, state: Tensor, inputs: Tensor) -> Tensor:
-    """Outputs (chain, row, output) at a state of `flatten`'s parameter, where the chains are then left."""
-    put(chains, state)
-    return chains(inputs)
 
 
 def _load_last_states(networks: Sequence[nn.Module], samples: Any) -> None:

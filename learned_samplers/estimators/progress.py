@@ -38,3 +38,7 @@ class Progress:
         """Print how the fit ended."""
         if self.verbose:
             print(f"{self.name}: {text}", flush=True)
+
+
+#: One that prints nothing.
+SILENT = Progress("", False)

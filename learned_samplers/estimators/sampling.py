@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from learned_samplers.estimators.progress import Progress
+from learned_samplers.estimators.progress import SILENT, Progress
 from learned_samplers.estimators.tuned_steps import Microcanonical, Thermal
 from learned_samplers.posterior import Chains, SampleCollection
 from learned_samplers.priors import GammaHyperprior, Relevance
@@ -49,7 +49,7 @@ def warm_up(
     steps: int,
     lr: float = 0.01,
     generator: torch.Generator | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> int:
     """Train every chain by Adam with a cosine, and leave each where its loss on the held-out rows was lowest.
 
@@ -67,8 +67,7 @@ def warm_up(
     mean, square = torch.zeros_like(flat.data), torch.zeros_like(flat.data)
     best, kept = torch.full((chains.count,), math.inf), flat.detach().clone()
     every, since = max(1, steps // 60), 0
-    if progress is not None:
-        progress.begin("warm-up", steps)
+    progress.begin("warm-up", steps)
     for step in range(1, steps + 1):
         batch = rows if len(rows) <= 128 else rows[torch.randint(len(rows), (128,), generator=generator)]
         slopes = gradient(chains, losses(batch) + chains.prior_energy() / num_data)
@@ -77,8 +76,7 @@ def warm_up(
         square.lerp_(slopes.square(), 0.001)
         rate = lr * 0.5 * (1 + math.cos(math.pi * (step - 1) / steps)) / (1 - 0.9**step)
         flat.data.addcdiv_(mean, (square / (1 - 0.999**step)).sqrt_().add_(1e-8), value=-rate)
-        if progress is not None:
-            progress.step(step)
+        progress.step(step)
         if len(held_out) and step % every == 0:
             with torch.no_grad():
                 now = losses(held_out)
@@ -104,7 +102,7 @@ def begin_with_means(
     *,
     steps: int,
     generator: torch.Generator | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> int:
     """Warm up again from a fit of the means alone, where the warm-up has explained rows away by a wide noise.
 
@@ -172,7 +170,7 @@ def sample(
     seed: int,
     relevance: Relevance | None = None,
     enough: Enough | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     prior: GammaHyperprior | None = None,
     keep_interrupted: bool = False,
 ) -> tuple[SampleCollection, Trace]:
@@ -203,8 +201,7 @@ def sample(
     energies = torch.empty(steps, chains.count, dtype=torch.float64)
     kept, forces = (torch.empty(samples, *flat.shape, dtype=flat.dtype) for _ in range(2))
     step, restarts, count, interrupted = -tuning_steps, 0, 0, False
-    if progress is not None:
-        progress.begin("sampling", tuning_steps + steps)
+    progress.begin("sampling", tuning_steps + steps)
     first = slice(0, next(chains.parameters())[0].numel())  # the first layer's weights
     try:
         while step < steps:
@@ -241,8 +238,7 @@ def sample(
             if step < 0:
                 mover.tune(1 + step / tuning_steps)
             step += 1
-            if progress is not None:
-                progress.step(tuning_steps + step)
+            progress.step(tuning_steps + step)
             if enough is not None and 0 < step < steps and (4 * step) % steps < 4:
                 burn_in = _burn_in(energies[:step], count)
                 states = kept[burn_in:count]
