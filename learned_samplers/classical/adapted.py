@@ -46,8 +46,9 @@ def adapted_rule(
 
     Args:
         parameter, gradient, noise, momentum: as for that rule.
-        state: of the mass: S, or while it is measured what `Mass.measure` gives. A mass of matrices must have
-            been renewed (`Mass.freeze`) by the caller; and there are no batch axes, because a tensor is one matrix.
+        state: of the mass: S, or while it is measured what `DiagonalMass.measure` gives. A mass of matrices must have
+            been renewed (`DiagonalMass.freeze`) by the caller; and there are no batch axes, because a tensor is one
+            matrix.
         weight: of this gradient in the mass; None where it is frozen.
         freezes: return S in the place of the state.
         settings: lr and temperature. A tensor as ``momentum_decay`` is a friction for each coordinate (not in the form

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,78 +35,56 @@ def weight_of_gradient(step: Any, decay: float, settled: Any = None) -> Any:
     return larger(weight, weight_while_settling)
 
 
-class Mass(Protocol):
+class DiagonalMass:
     """A preconditioner S that is measured on gradients and then frozen: the chain moves φ of θ = S·φ.
 
-    Its state is one tensor a parameter.
+    Here S = √G, one number a coordinate, G = a/(√v̂ + floor), with v̂ the running average of g². The state is one tensor
+    a parameter.
     """
 
     #: Steps after which `freeze` renews the states that hold S (`holds_root`) while they are measured; 0 for none.
-    renewed_every: int
+    renewed_every = 0
 
     def refuse(self, tensors: list[Tensor]) -> None:
         """Raise TypeError if it cannot be the mass of one of these parameters."""
 
     def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the state of a parameter."""
+        return tuple(shape)
 
     def is_possible(self, state: Tensor) -> bool:
         """Tell whether a saved state is one that measuring or freezing can have given: no square is negative."""
+        return not bool((state < 0).any())
 
     def begin(self, state: Tensor, gradient: Tensor) -> None:
         """Bring a fresh state in place to where it were if all steps before had had this gradient.
 
         For a parameter that joins later.
         """
+        # The mean over the tensor: of few gradients v̂ would let single weights fly away.
+        state.add_(gradient.square().mean())
 
     def measure(self, state: Any, gradient: Any, weight: Any, ops: Operations) -> Any:
         """Return the state after another gradient of the mean loss, whose share is ``weight``."""
+        return ops.add_product(ops.scale(state, 1 - weight), gradient, gradient, weight)
 
     def holds_root(self, state: Tensor) -> bool:
         """Tell whether a state holds S beside what is measured, because S is too dear to make in each step."""
+        return False
 
     def freeze(self, state: Any, ops: Operations, *, momentum_decay: Any, floor: Any, renew: bool = True) -> Any:
         """Make of a measured state what `apply` takes: new tensors of the state's shape.
 
         Without ``renew`` a state that holds S is left as it is.
         """
-
-    def apply(self, x: Any, frozen: Any, ops: Operations) -> Any:
-        """S·x; may overwrite x."""
-
-
-class DiagonalMass:
-    """S = √G, one number a coordinate, G = a/(√v̂ + floor), with v̂ the running average of g²."""
-
-    renewed_every = 0
-
-    def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(shape)
-
-    def refuse(self, tensors: list[Tensor]) -> None:
-        pass
-
-    def is_possible(self, state: Tensor) -> bool:
-        return not bool((state < 0).any())
-
-    def begin(self, state: Tensor, gradient: Tensor) -> None:
-        # The mean over the tensor: of few gradients v̂ would let single weights fly away.
-        state.add_(gradient.square().mean())
-
-    def measure(self, state: Any, gradient: Any, weight: Any, ops: Operations) -> Any:
-        return ops.add_product(ops.scale(state, 1 - weight), gradient, gradient, weight)
-
-    def holds_root(self, state: Tensor) -> bool:
-        return False
-
-    def freeze(self, state: Any, ops: Operations, *, momentum_decay: Any, floor: Any, renew: bool = True) -> Any:
         return ops.map(lambda scale: (momentum_decay / (scale + floor)) ** 0.5, ops.sqrt(state))
 
     def apply(self, x: Any, frozen: Any, ops: Operations) -> Any:
+        """S·x; may overwrite x."""
         return ops.multiply(x, frozen)
 
 
-class MatrixMass:
+class MatrixMass(DiagonalMass):
     """A matrix G on the inputs' side of each matrix of weights, G = a·((R̂ + 10⁻⁶·‖R̂‖)^½ + floor)⁻¹, S·x = x·√G.
 
     R̂ is the running average of GᵀG/rows over the gradients G, a row an output: the diagonal mass with v̂ replaced by
@@ -119,7 +97,6 @@ class MatrixMass:
     """
 
     renewed_every = 10
-    _diagonal = DiagonalMass()
 
     def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         blocks = matrices.state_shape(shape)
@@ -142,7 +119,7 @@ class MatrixMass:
         if _of_matrix(state):
             state[0].diagonal(dim1=-2, dim2=-1).add_(gradient.square().mean())
         else:
-            self._diagonal.begin(state, gradient)
+            super().begin(state, gradient)
 
     def measure(self, state: Any, gradient: Any, weight: Any, ops: Operations) -> Any:
         if isinstance(state, Tensor):
@@ -158,16 +135,18 @@ class MatrixMass:
             FOREACH.add(averages, FOREACH.scale(torch._foreach_sub(targets, averages), weight))
         if others:
             flat = [gradients[i].flatten() for i in others]
-            self._diagonal.measure([states[i] for i in others], flat, weight, FOREACH)
+            super().measure([states[i] for i in others], flat, weight, FOREACH)
         return states
 
     def holds_root(self, state: Tensor) -> bool:
         return _of_matrix(state)
 
     def freeze(self, state: Any, ops: Operations, *, momentum_decay: Any, floor: Any, renew: bool = True) -> Any:
+        freeze_diagonal = super().freeze
+
         def frozen(state: Tensor) -> Tensor:
             if not _of_matrix(state):
-                return self._diagonal.freeze(state, FUNCTIONAL, momentum_decay=momentum_decay, floor=floor)
+                return freeze_diagonal(state, FUNCTIONAL, momentum_decay=momentum_decay, floor=floor)
             if not renew:
                 return state
             values, vectors = _eigen(state[0])
@@ -200,10 +179,10 @@ class MatrixMass:
         return products
 
 
-MASSES: dict[str, Mass] = {"diagonal": DiagonalMass(), "matrix": MatrixMass()}
+MASSES: dict[str, DiagonalMass] = {"diagonal": DiagonalMass(), "matrix": MatrixMass()}
 
 
-def freeze_(mass: Mass, states: list[Tensor], *, momentum_decay: Any, floor: Any) -> None:
+def freeze_(mass: DiagonalMass, states: list[Tensor], *, momentum_decay: Any, floor: Any) -> None:
     """Freeze states in place, or renew the S that they hold while they are measured."""
     for state in states:
         frozen = mass.freeze(state, FUNCTIONAL, momentum_decay=momentum_decay, floor=floor)
