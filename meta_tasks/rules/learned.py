@@ -18,7 +18,7 @@ from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc
 from learned_samplers.learned.network import apply_network
 from learned_samplers.learned.preconditioned import PreconditionedSettings, l2e_precond_rule
 from meta_tasks.rules.base import arguments_of
-from meta_tasks.rules.network_rule import LEARNED_RULES, CoordinateRule, NetworkRule, settings_given
+from meta_tasks.rules.network_rule import LEARNED_RULES, CoordinateRule, NetworkRule
 
 __all__ = [
     "LEARNED_RULES",
@@ -54,6 +54,7 @@ class L2ERule(CoordinateRule):
     """
 
     name = "L2E"
+    settings_class = L2ESettings
     settings: L2ESettings
 
     def __init__(
@@ -67,8 +68,9 @@ class L2ERule(CoordinateRule):
         settings: L2ESettings | None = None,
         **options: Any,
     ) -> None:
-        chosen = settings_given(L2ESettings, settings, form=form, feature_set=feature_set, **options)
-        super().__init__(chosen, hidden, start, tell_horizon)
+        super().__init__(
+            feature_set, hidden, start=start, tell_horizon=tell_horizon, settings=settings, form=form, **options
+        )
 
     def _updated(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
         return l2e_rule(*tensors, **hyper)
@@ -93,22 +95,8 @@ class PrecondL2ERule(CoordinateRule):
 
     name = "PrecondL2E"
     output_names = ("log Q", "log D")
+    settings_class = PreconditionedSettings
     settings: PreconditionedSettings
-
-    def __init__(
-        self,
-        feature_set: str | None = None,
-        hidden: Sequence[int] | None = None,
-        *,
-        start: tuple[str, float] | Path | None = None,
-        tell_horizon: float = 0.0,
-        settings: PreconditionedSettings | None = None,
-        **options: Any,
-    ) -> None:
-        if isinstance(start, tuple):
-            raise ValueError(f"start={start} is for L2E, whose output β it sets; PrecondL2E has none")
-        chosen = settings_given(PreconditionedSettings, settings, feature_set=feature_set, **options)
-        super().__init__(chosen, hidden, start, tell_horizon)
 
     def _updated(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
         return l2e_precond_rule(*tensors, **hyper)
@@ -148,12 +136,8 @@ class KineticRule(NetworkRule):
     fixed: ClassVar[dict[str, str]] = {
         "probe_size": "where all products with the Hessian are made with that one",
     }
+    settings_class = KineticSettings
     settings: KineticSettings
-
-    def __init__(
-        self, hidden: Sequence[int] | None = None, *, settings: KineticSettings | None = None, **options: Any
-    ) -> None:
-        super().__init__(settings_given(KineticSettings, settings, **options), hidden)
 
     def update(self, prepared, at):
         parameter, momentum = l2e_kinetic_rule(
@@ -194,18 +178,8 @@ class MetaSGMCMCRule(NetworkRule):
 
     name = "MetaSGMCMC"
     needs_loss = True
+    settings_class = MetaSGMCMCSettings
     settings: MetaSGMCMCSettings
-
-    def __init__(
-        self,
-        hidden: Sequence[int] | None = None,
-        *,
-        feature_set: str | None = None,
-        settings: MetaSGMCMCSettings | None = None,
-        **options: Any,
-    ) -> None:
-        chosen = settings_given(MetaSGMCMCSettings, settings, feature_set=feature_set, **options)
-        super().__init__(chosen, hidden)
 
     @staticmethod
     def hidden_of(layers: list[list[int]]) -> list[int]:

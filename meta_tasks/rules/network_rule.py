@@ -15,13 +15,10 @@ from learned_samplers.base.matrices import state_lengths
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.validation import fraction, integer, number
 from learned_samplers.learned.feature_sets import feature_set_named
-from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of, unflatten
-from learned_samplers.learned.preconditioned import PreconditionedSettings
-from learned_samplers.learned.settings import LearnedSettings
 from meta_tasks.random_streams import generator
 from meta_tasks.rules.base import SamplerRule, State, arguments_of
-from meta_tasks.rules.start import FeatureStart, Start, WeightStart
+from meta_tasks.rules.start import FeatureStart, WeightStart
 
 #: The rules by the name of their sampler. A subclass of `NetworkRule` with a ``name`` of its own is here as soon as its
 #: module is imported.
@@ -32,14 +29,18 @@ class NetworkRule(SamplerRule):
     """A rule whose meta-parameters are the weights of one coordinate-wise network, laid end to end.
 
     Args:
-        settings: of the sampler.
         hidden: widths of the network's hidden layers; by default those of the sampler.
+        settings: of the sampler, in the place of the options.
+        options: settings by name; None leaves one at its default.
 
     Raises:
-        ValueError: a setting that the inner loop has in a way of its own is not at its default.
+        ValueError: both settings and options were given, a setting that the inner loop has in a way of its own is not
+            at its default, or see ``settings_class``.
     """
 
     state_names: tuple[str, ...] = ("momentum",)
+    settings_class: ClassVar[type[Any]]
+    settings: Any
     #: Settings of the sampler that the inner loop has in a way of its own, and which way: they stay at their defaults.
     fixed: ClassVar[dict[str, str]] = {}
 
@@ -48,7 +49,12 @@ class NetworkRule(SamplerRule):
         if "name" in cls.__dict__:
             LEARNED_RULES[cls.name] = cls
 
-    def __init__(self, settings: LearnedSettings, hidden: Sequence[int] | None = None) -> None:
+    def __init__(self, hidden: Sequence[int] | None = None, *, settings: Any = None, **options: Any) -> None:
+        options = {name: value for name, value in options.items() if value is not None}
+        if settings is None:
+            settings = self.settings_class.given(**options)
+        elif options:
+            raise ValueError(f"settings and {', '.join(options)} cannot both be given, got {options}")
         for field in fields(settings):
             if field.name in self.fixed and (value := getattr(settings, field.name)) != field.default:
                 way = self.fixed[field.name]
@@ -96,52 +102,42 @@ class NetworkRule(SamplerRule):
         return {**self.settings.to_card(), "badge": "heuristic", "law": None}
 
 
-def settings_given(settings_class: type[Any], settings: Any, **options: Any) -> Any:
-    """The settings as given, or made of options: None leaves one at its default.
-
-    Raises:
-        ValueError: both were given, or see ``settings_class``.
-    """
-    if settings is None:
-        return settings_class.given(**options)
-    if options := {name: value for name, value in options.items() if value is not None}:
-        raise ValueError(f"settings and {', '.join(options)} cannot both be given, got {options}")
-    return settings
-
-
 class CoordinateRule(NetworkRule):
     """Base class of the rules of L2E and its kin: features with running averages, two outputs, and ways to start."""
 
     fixed: ClassVar[dict[str, str]] = {"averages_dtype": "whose chains are short and small"}
-    #: Those of the sampler, with a feature set of running averages.
-    settings: Any
 
     def __init__(
         self,
-        settings: L2ESettings | PreconditionedSettings,
-        hidden: Sequence[int] | None,
-        start: tuple[str, float] | Path | None,
+        feature_set: str | None = None,
+        hidden: Sequence[int] | None = None,
+        *,
+        start: tuple[str, float] | Path | None = None,
         tell_horizon: float = 0.0,
+        settings: Any = None,
+        **options: Any,
     ) -> None:
-        super().__init__(settings, hidden)
+        super().__init__(hidden, settings=settings, feature_set=feature_set, **options)
         fraction("tell_horizon", tell_horizon)
         if tell_horizon and not self.sees_progress:
             raise ValueError(
                 f"tell_horizon is for a feature set with the progress of the run, got {tell_horizon} with "
-                f"{settings.feature_set!r}"
+                f"{self.settings.feature_set!r}"
             )
         self.tell_horizon = tell_horizon
-        seen = feature_set_named(settings.feature_set)
+        seen = feature_set_named(self.settings.feature_set)
         self.state_names = ("momentum", "averages", "covariances") if seen.matrix else ("momentum", "averages")
         self.by_member = not seen.context  # the context has one lr and N for all members
-        self.start: Start | None = None
+        self.start: FeatureStart | WeightStart | None = None
         if isinstance(start, str | Path):
-            self.start = WeightStart(Path(start), settings, self._shapes)
+            self.start = WeightStart(Path(start), self.settings, self._shapes)
         elif start is not None:
+            if "β" not in self.output_names:
+                raise ValueError(f"start={start} is for L2E, whose output β it sets; {self.name} has none")
             if not isinstance(start, Sequence) or len(start) != 2:
                 raise TypeError(f"start must be a weight file, or a feature and its gain, got {start!r}")
             number("start's gain", start[1])
-            self.start = FeatureStart(*start, settings.features, self._shapes)
+            self.start = FeatureStart(*start, self.settings.features, self._shapes)
 
     @property
     def sees_progress(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -12,20 +12,13 @@ from learned_samplers.learned.network import flatten, layers_of, unflatten
 from learned_samplers.learned.settings import LearnedSettings
 from learned_samplers.learned.weights import load as load_weights
 
-__all__ = ["FeatureStart", "Start", "WeightStart"]
-
-
-class Start(Protocol):
-    """Makes the meta-parameters (n,) that training starts from, given fresh ones."""
-
-    def __call__(self, fresh: Tensor) -> Tensor: ...
-
-    def specification(self) -> Any:
-        """A plain value for checkpoints."""
+__all__ = ["FeatureStart", "WeightStart"]
 
 
 class FeatureStart:
     """Start of L2E at a known optimizer: β = −gain·feature exactly, α = 0.
+
+    Called with fresh meta-parameters (n,), it makes those that training starts from.
 
     Args:
         feature, gain: of the start.
@@ -70,6 +63,8 @@ class FeatureStart:
 
 class WeightStart:
     """Start at the weights of a file; inputs and units that it lacks start without effect.
+
+    Called with fresh meta-parameters (n,), it makes those that training starts from.
 
     Args:
         path: of the weight file.
