@@ -2,15 +2,13 @@
 
 Axes: M particles, d coordinates, K targets; gradients are (..., K, M, d), losses (..., K, M), weights of each particle
 (..., M, K). Multiple gradient descent is the quadratic programme min wᵀUw over the simplex (`min_norm_weights`), solved
-exactly and in batches.
+exactly.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import cache
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -18,9 +16,6 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-
-# Up to this many weights every face of the simplex is tried, all of a batch at once; above, one NNLS a matrix.
-_MOST_BY_FACES = 4
 
 
 def check_weights(name: str, value: Any, choices: Iterable[str]) -> str | tuple[float, ...]:
@@ -46,10 +41,10 @@ def fixed_weights(weights: tuple[float, ...], gradients: Tensor) -> Tensor:
 def min_norm_weights(gram: Tensor) -> Tensor:
     """Weights of the shortest vector in the convex hull of vectors with Gram matrix U: argmin wᵀUw over the simplex.
 
-    K = 2 has a closed form, w₁ = (U₂₂ − U₁₂)/(U₁₁ + U₂₂ − 2U₁₂) clamped to [0, 1]. K ≤ 4: the best stationary point of
-    all faces, batched. Above, non-negative least squares on [A; 1ᵀ]x = [0; 1] with A = U^½, w = x/Σx. All in double
-    precision after dividing U by its largest entry, so that the scale of U does not matter. Where several weights are
-    optimal the answer is one of them; U = 0 gives equal weights.
+    K = 2 has a closed form, w₁ = (U₂₂ − U₁₂)/(U₁₁ + U₂₂ − 2U₁₂) clamped to [0, 1]. Above, non-negative least squares on
+    [A; 1ᵀ]x = [0; 1] with A = U^½, w = x/Σx, a matrix at a time. All in double precision after dividing U by its
+    largest entry, so that the scale of U does not matter. Where several weights are optimal the answer is one of them;
+    U = 0 gives equal weights.
 
     Args:
         gram: (..., K, K) symmetric, positive semi-definite.
@@ -80,8 +75,6 @@ def min_norm_weights(gram: Tensor) -> Tensor:
         weights = torch.ones_like(matrix[..., 0])
     elif size == 2:
         weights = _two(matrix)
-    elif size <= _MOST_BY_FACES:
-        weights = _by_faces(matrix)
     else:
         weights = _by_nnls(matrix)
     weights = torch.where(scale[..., 0] > 0, weights, 1 / size)
@@ -97,43 +90,13 @@ def _two(matrix: Tensor) -> Tensor:
     return torch.stack([w, 1 - w], dim=-1)
 
 
-@cache
-def _faces(size: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """The faces of the simplex with one vertex, with two, and so on."""
-    return tuple(tuple(combinations(range(size), count)) for count in range(1, size + 1))
-
-
-def _by_faces(matrix: Tensor) -> Tensor:
-    """The minimum lies inside some face, where it solves [[U, 1], [1ᵀ, 0]] [w, −λ] = [0, 1]."""
-    size, batch = matrix.shape[-1], matrix.shape[:-2]
-    candidates = [torch.eye(size, dtype=matrix.dtype, device=matrix.device).expand(*batch, size, size)]
-    for faces in _faces(size)[1:]:
-        index = torch.tensor(faces, device=matrix.device)
-        count = index.shape[1]
-        bordered = matrix.new_ones(*batch, len(faces), count + 1, count + 1)
-        bordered[..., :count, :count] = matrix[..., index[:, :, None], index[:, None, :]]
-        bordered[..., count, count] = 0
-        right = matrix.new_zeros(count + 1, 1)
-        right[count] = 1
-        solution = torch.linalg.solve_ex(bordered, right.expand(*bordered.shape[:-1], 1))[0][..., :count, 0]
-        # A singular system has the same minimum on a smaller face; a stationary point outside the face is none.
-        usable = (solution.isfinite() & (solution >= 0)).all(-1, keepdim=True)
-        weights = matrix.new_zeros(*batch, len(faces), size)
-        weights.scatter_(-1, index.expand_as(solution), torch.where(usable, solution, torch.nan))
-        candidates.append(weights / weights.sum(-1, keepdim=True))
-    weights = torch.cat(candidates, dim=-2)
-    values = ((weights @ matrix) * weights).sum(-1)
-    best = torch.where(values.isnan(), torch.inf, values).argmin(-1)
-    return weights.gather(-2, best[..., None, None].expand(*batch, 1, size))[..., 0, :]
-
-
 def _by_nnls(matrix: Tensor) -> Tensor:
     size = matrix.shape[-1]
     # What rounding leaves of negative eigenvalues is cut off.
     values, vectors = np.linalg.eigh(matrix.reshape(-1, size, size).cpu().numpy())
     roots = np.sqrt(np.clip(values, 0, None))[..., None] * vectors.swapaxes(-1, -2)
-    weights = np.stack([shortest_combination(root.T) for root in roots])
-    return torch.from_numpy(weights).to(matrix.device).reshape(matrix.shape[:-1])
+    weights = np.array([shortest_combination(root.T) for root in roots]).reshape(matrix.shape[:-1])
+    return torch.from_numpy(weights).to(matrix.device)
 
 
 def shortest_combination(vectors: np.ndarray) -> np.ndarray:
