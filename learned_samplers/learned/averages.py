@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.segments import Segments, constant
-from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
+from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FeatureSet, feature_set_named
 
 #: Averages or covariances of a chain: one flat buffer with leading axes, or in place a tensor for each parameter.
 Kept = Tensor | Sequence[Tensor]
@@ -34,8 +34,8 @@ def update_averages(
         ValueError: averages in bfloat16 and a gradient that is differentiated, which rounding does not allow.
     """
     feature_set = feature_set_named(feature_set)
-    k = len(feature_set.average_decays)
-    decays = feature_set.average_decays + feature_set.second_moment_decays
+    k = len(AVERAGE_DECAYS)
+    decays = AVERAGE_DECAYS + feature_set.second_moment_decays
     if averages.dtype == torch.bfloat16 and gradient.dtype != torch.bfloat16:
         if torch.is_grad_enabled() and (averages.requires_grad or gradient.requires_grad):
             raise ValueError("averages in bfloat16 cannot be differentiated through: keep them in float32")
@@ -87,7 +87,7 @@ def begin_late_(averages: Tensor, mean_square: Tensor, feature_set: str | Featur
         mean_square: of its first gradient, one number.
     """
     feature_set = feature_set_named(feature_set)
-    seconds = averages[len(feature_set.average_decays) :]
+    seconds = averages[len(AVERAGE_DECAYS) :]
     for row, decay in zip(seconds, feature_set.second_moment_decays, strict=True):
         row.add_(mean_square, alpha=1 - decay**step)
 

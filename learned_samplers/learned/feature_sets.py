@@ -16,15 +16,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 #: d of the running averages m ← d·m + (1−d)·g that the network sees (Appendix I.1 of the paper).
 AVERAGE_DECAYS = (0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
 #: d of the running averages v ← d·v + (1−d)·g² of an adaptive set.
 _SECOND_MOMENT_DECAYS = (0.99, 0.999)
 #: d of the averages whose ratios to √v̂ an adaptive set has; the matrix direction is made of the first average.
-_RATIO_DECAYS = (0.9, 0.99)
-
+RATIO_DECAYS = (0.9, 0.99)
 #: d of the averages whose length beside the gradient's is in the context: the gradient-to-noise ratio.
 COHERENCE_DECAYS = (0.9, 0.99, 0.999)
 
@@ -47,42 +47,38 @@ class FeatureSet:
     #: τ of the features t/(t + τ) of the context.
     times: tuple[int, ...] = ()
 
-    context: tuple[str, ...] = field(init=False)
-    average_decays: tuple[float, ...] = field(init=False, default=AVERAGE_DECAYS)
-    #: d of v, kept after the averages of g.
-    second_moment_decays: tuple[float, ...] = field(init=False)
-    ratio_decays: tuple[float, ...] = field(init=False, default=_RATIO_DECAYS)
-    #: Running averages that the rule keeps for each coordinate.
-    num_averages: int = field(init=False)
-    #: A name for each feature, in order.
-    names: tuple[str, ...] = field(init=False)
-    #: F, the number of features.
-    size: int = field(init=False)
-    #: Whether the network is told how much of the run is over, where that is known.
-    sees_progress: bool = field(init=False)
+    @property
+    def num_averages(self) -> int:
+        """Running averages that the rule keeps for each coordinate."""
+        return len(AVERAGE_DECAYS) + len(self.second_moment_decays)
 
-    def __post_init__(self) -> None:
-        seconds = _SECOND_MOMENT_DECAYS if self.adaptive else ()
+    @property
+    def size(self) -> int:
+        """F, the number of features."""
+        return len(self.names)
+
+    @property
+    def second_moment_decays(self) -> tuple[float, ...]:
+        """d of v, whose averages stand after those of g."""
+        return _SECOND_MOMENT_DECAYS if self.adaptive else ()
+
+    @cached_property
+    def context(self) -> tuple[str, ...]:
+        """Names of the features with one value a tensor."""
+        if not self.adaptive:
+            return ()
+        context = ("log_kick", "log_parameter", "log_momentum", "log_displacement")
+        context += (*(f"log_coherence_{d:g}" for d in COHERENCE_DECAYS), "log_size")
+        context += (*(f"time_{time}" for time in self.times), "log_data")
+        return context + (("progress", "has_total", "is_matrix") if self.matrix else ())
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """A name for each feature, in order."""
         raw = ("gradient", "parameter", "momentum", *(f"average_{d:g}" for d in AVERAGE_DECAYS))
-        ratios = ("gradient_to_rms", *(f"average_{d:g}_to_rms" for d in _RATIO_DECAYS)) if self.adaptive else ()
-        logs, matrix = tuple(f"log_rms_{d:g}" for d in seconds), ("matrix_direction",) * self.matrix
-        context: tuple[str, ...] = ()
-        if self.adaptive:
-            context = ("log_kick", "log_parameter", "log_momentum", "log_displacement")
-            context += (*(f"log_coherence_{d:g}" for d in COHERENCE_DECAYS), "log_size")
-            context += (*(f"time_{time}" for time in self.times), "log_data")
-            context += ("progress", "has_total", "is_matrix") if self.matrix else ()
-        names = (*raw, *matrix, *ratios, *logs, *context)
-        derived = {
-            "context": context,
-            "second_moment_decays": seconds,
-            "num_averages": len(AVERAGE_DECAYS) + len(seconds),
-            "names": names,
-            "size": len(names),
-            "sees_progress": self.matrix,
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
+        ratios = ("gradient_to_rms", *(f"average_{d:g}_to_rms" for d in RATIO_DECAYS)) if self.adaptive else ()
+        logs = (f"log_rms_{d:g}" for d in self.second_moment_decays)
+        return (*raw, *("matrix_direction",) * self.matrix, *ratios, *logs, *self.context)
 
 
 FEATURE_SETS: dict[str, FeatureSet] = {

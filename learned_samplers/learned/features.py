@@ -24,6 +24,7 @@ from learned_samplers.learned.feature_sets import (
     AVERAGE_DECAYS,
     COHERENCE_DECAYS,
     FEATURE_SETS,
+    RATIO_DECAYS,
     FeatureSet,
     feature_set_named,
 )
@@ -97,7 +98,7 @@ class Features:
     ):
         self.parameter, self.gradient, self.averages = parameter, gradient, averages
         self.segments, self.feature_set, self.run = segments, feature_set, run
-        k = len(feature_set.average_decays)
+        k = len(AVERAGE_DECAYS)
         squares = [segments.mean_square(x).unsqueeze(-2) for x in (gradient, parameter)]
         self.mean_squares = torch.cat([*squares, segments.mean_square(averages[..., :k, :], gradient.dtype)], -2)
         if feature_set.adaptive:  # what second moments are multiplied by before their logarithm
@@ -134,7 +135,7 @@ class Features:
 
     def window(self, start: int, stop: int) -> Tensor:
         """Features of the coordinates from ``start`` to ``stop``, (..., F, stop − start)."""
-        part, k = slice(start, stop), len(self.feature_set.average_decays)
+        part, k = slice(start, stop), len(AVERAGE_DECAYS)
         three = [x[..., part].unsqueeze(-2) for x in (self.gradient, self.parameter, self.momentum)]
         averages = self.averages[..., part].to(self.gradient.dtype)
         rows = [torch.cat([*three, averages[..., :k, :]], -2) * self._spread(self.factors, start, stop)]
@@ -152,12 +153,11 @@ class Features:
 
     def _adaptive(self, averages: Tensor, start: int, stop: int) -> list[Tensor]:
         """Rows of an adaptive set that are made coordinate by coordinate."""
-        decays, t = self.feature_set.average_decays, self.run.time
-        seconds = averages[..., len(decays) :, :]
+        t, seconds = self.run.time, averages[..., len(AVERAGE_DECAYS) :, :]
         inverse = torch.rsqrt(seconds[..., 0, :] / (1 - self.feature_set.second_moment_decays[0] ** t) + TINY)
         ratios = [self.gradient[..., start:stop] * inverse]
-        for d in self.feature_set.ratio_decays:
-            ratios.append(averages[..., decays.index(d), :] * (inverse / (1 - d**t)))
+        for d in RATIO_DECAYS:
+            ratios.append(averages[..., AVERAGE_DECAYS.index(d), :] * (inverse / (1 - d**t)))
         # The bias correction drops out of a ratio of two averages at one d.
         relative = seconds * self._spread(self.log_factors, start, stop)
         logs = 0.5 * LOG_SCALE * torch.log(relative + _LOG_RATIO_FLOOR)
@@ -203,14 +203,14 @@ class CompiledFeatures:
     def outputs(self, layers: Phi, gated: bool, momentum: Tensor) -> tuple[Tensor, ...]:
         """Outputs of the network in ``layers``, (..., d) each."""
         feature_set, call, momentum = self.feature_set, kernel.Call(), momentum.contiguous()
-        decays, k, known = feature_set.average_decays, len(feature_set.average_decays), self.mean_squares
+        k, known = len(AVERAGE_DECAYS), self.mean_squares
         _, square = kernel.means((momentum,), self.segments)
         scaled = np.concatenate([known[..., :2, :], square, known[..., 2 : 2 + k, :]], -2)
         factors, context, logs = 1 / np.sqrt(scaled + FLOOR), None, None
         if feature_set.adaptive:
-            call.ratios, call.logs = 1 + len(feature_set.ratio_decays), len(feature_set.second_moment_decays)
-            call.ratio_row[: call.ratios] = [0, *[3 + decays.index(d) for d in feature_set.ratio_decays]]
-            call.ratio_factor[: call.ratios] = [1.0, *[1 / (1 - d**self.run.time) for d in feature_set.ratio_decays]]
+            call.ratios, call.logs = 1 + len(RATIO_DECAYS), len(feature_set.second_moment_decays)
+            call.ratio_row[: call.ratios] = [0, *[3 + AVERAGE_DECAYS.index(d) for d in RATIO_DECAYS]]
+            call.ratio_factor[: call.ratios] = [1.0, *[1 / (1 - d**self.run.time) for d in RATIO_DECAYS]]
             call.second_factor = 1 / (1 - feature_set.second_moment_decays[0] ** self.run.time)
             logs = 1 / (known[..., 2 + k :, :] + TINY)
             squares, constants = context_of(feature_set, known, square, self.run)
@@ -251,7 +251,7 @@ def context_of(feature_set: FeatureSet, squares: Any, momentum: Any, run: Run) -
         (momentum * (lr / num_data) + SMALL**2) / (parameter + SMALL),
     ]
     for d in COHERENCE_DECAYS:
-        i = 2 + feature_set.average_decays.index(d)
+        i = 2 + AVERAGE_DECAYS.index(d)
         logarithms.append((squares[..., i : i + 1, :] / (1 - d**time) ** 2 + TINY) / (gradient + TINY))
     log_data = num_data.log10() if isinstance(num_data, Tensor) else math.log10(num_data)
     # The last is 0 at a thousand training points, 1 at a million.
@@ -338,7 +338,7 @@ def network_at(
         momenta = [torch.lerp(m.to(g.dtype), g, 1 - _MATRIX_DECAY) for m, g in pairs]
     chain: Features | CompiledFeatures
     if in_place and kernel.takes(phi, [parameter, gradient, *tensors], segments):
-        decays = feature_set.average_decays, feature_set.second_moment_decays
+        decays = AVERAGE_DECAYS, feature_set.second_moment_decays
         rows, means = kernel.means((gradient, parameter), segments, averages, decays)
         if feature_set.context:  # without one lr and num_data may be tensors with a row for each member
             run = run._replace(lr=float(lr), num_data=float(num_data))

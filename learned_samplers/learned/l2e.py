@@ -17,7 +17,7 @@ from learned_samplers.base.segments import Segments
 from learned_samplers.base.settings import choice, keyword_of, setting
 from learned_samplers.base.step import GroupInputs
 from learned_samplers.learned.averages import Kept, begin_late_
-from learned_samplers.learned.feature_sets import FEATURE_SETS, FeatureSet
+from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS, FeatureSet
 from learned_samplers.learned.features import network_at
 from learned_samplers.learned.network import RuleArguments
 from learned_samplers.learned.sampler import LearnedSampler
@@ -126,8 +126,8 @@ class L2ESettings(LearnedSettings):
         seen = FEATURE_SETS[self.feature_set]
         if self.attenuated and not seen.matrix:
             raise ValueError(f"attenuated=True is for a matrix direction, which feature_set={self.feature_set!r} lacks")
-        if self.total_steps is not None and not seen.sees_progress:
-            serving = ", ".join(repr(name) for name, choice in FEATURE_SETS.items() if choice.sees_progress)
+        if self.total_steps is not None and not seen.matrix:
+            serving = ", ".join(repr(name) for name, choice in FEATURE_SETS.items() if choice.matrix)
             raise ValueError(
                 f"total_steps is for a feature set with the progress of the run ({serving}), got {self.total_steps} "
                 f"with feature_set={self.feature_set!r}"
@@ -347,7 +347,7 @@ class L2E(LearnedSampler):
 
     def validate_saved(self, saved: dict[str, Any]) -> None:
         super().validate_saved(saved)
-        means = len(self.feature_set.average_decays)
+        means = len(AVERAGE_DECAYS)
         for group, saved_group in zip(self.param_groups, saved["param_groups"], strict=True):
             for i, index in enumerate(saved_group["params"]):
                 state, name = saved["state"].get(index, {}), self.name_of(group, i)

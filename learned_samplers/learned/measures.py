@@ -17,7 +17,7 @@ from learned_samplers.base import prior_mean
 from learned_samplers.base.guards.precision import MASTER
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
+from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FeatureSet, feature_set_named
 from learned_samplers.learned.features import network_at
 from learned_samplers.learned.l2e import L2E, L2ESettings, l2e_rule, velocity_scale
 from learned_samplers.learned.network import Phi, RuleArguments, apply_network
@@ -154,7 +154,7 @@ def output_grids(
     """
     named = feature_set_named(feature_set)
     # Features 1 and 2 are θ and r.
-    with_gradient = [0, *range(3, 3 + len(named.average_decays))]
+    with_gradient = [0, *range(3, 3 + len(AVERAGE_DECAYS))]
     for i, name in enumerate(named.names):
         if "_to_rms" in name or name == "matrix_direction":
             with_gradient.append(i)

@@ -141,7 +141,7 @@ class CoordinateRule(NetworkRule):
 
     @property
     def sees_progress(self) -> bool:
-        return feature_set_named(self.settings.feature_set).sees_progress
+        return feature_set_named(self.settings.feature_set).matrix
 
     def initial_weights(self, seed: int) -> Tensor:
         weights = super().initial_weights(seed)

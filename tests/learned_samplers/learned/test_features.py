@@ -28,7 +28,7 @@ AT = dict(lr=LR, num_data=NUM_DATA)
 def own_averages(averages, name):
     """Running averages of a set, among the (8, d) that "adaptive" keeps."""
     named = FEATURE_SETS[name]
-    rows = [AVERAGE_DECAYS.index(d) for d in named.average_decays]
+    rows = list(range(len(AVERAGE_DECAYS)))
     rows += [len(AVERAGE_DECAYS) + (0.99, 0.999).index(d) for d in named.second_moment_decays]
     return averages[rows]
 

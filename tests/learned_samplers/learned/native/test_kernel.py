@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from learned_samplers import L2E, KineticL2E, MetaSGMCMC
 from learned_samplers.base.matrices import as_matrices, flat_states, renew_roots_, state_lengths, update_covariances_
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.feature_sets import FEATURE_SETS, feature_set_named
+from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS, feature_set_named
 from learned_samplers.learned.features import CompiledFeatures, network_at
 from learned_samplers.learned.kinetic import KineticSettings, l2e_kinetic_rule
 from learned_samplers.learned.l2e import L2ESettings, l2e_rule
@@ -56,7 +56,7 @@ def state(lengths, feature_set, leading=(), seed=1):
 
     scale = torch.cat([(10 ** draw(1)).expand(n) for n in lengths])
     gradient = 0.01 * scale * draw(*leading, total)
-    first = 0.01 * scale * draw(*leading, len(named.average_decays), total)
+    first = 0.01 * scale * draw(*leading, len(AVERAGE_DECAYS), total)
     second = (0.01 * scale * draw(*leading, len(named.second_moment_decays), total)).square()
     averages = torch.cat([first, second + gradient.square().unsqueeze(-2) * 0.05], -2)
     chain = [0.3 * draw(*leading, total), gradient, draw(*leading, total), draw(*leading, total), averages]

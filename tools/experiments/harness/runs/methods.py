@@ -51,7 +51,7 @@ class Plan:
         """Length of the run for a network that sees how much of it is over; the schedules of others know it too."""
         assert self.network is not None
         feature_set = weights.load_card(weights.find(self.network))["feature_set"]
-        return self.steps if feature_set_named(feature_set).sees_progress else None
+        return self.steps if feature_set_named(feature_set).matrix else None
 
     def _positive(self, steps: int, what: str) -> int:
         if not steps:
