@@ -4,7 +4,6 @@
   `names()` lists the data sets; "digits" and "photos" need no file.
 - `match` and `keep_labels` change an `ImageData`: to another image shape, to some classes.
   `out_of_distribution(name)` names a data set of unlike images.
-- `corrupt(images, corruption, severity)` makes the corruptions of CIFAR-10-C from any images, a re-creation.
 - `load_text(name)` gives a `TokenData`: texts as indices of words, padded, and their vocabulary. `text_names()` lists
   them.
 - `load_overlaid` (Multi-MNIST and its like) gives a `MultiTaskData`: several labels an image.
@@ -15,7 +14,6 @@ scikit-learn and Pillow are imported when a data set needs them.
 """
 
 from meta_tasks.datasets.arrays import ArrayData, array_data
-from meta_tasks.datasets.corruptions import corrupt
 from meta_tasks.datasets.files import data_root
 from meta_tasks.datasets.images import ImageData, MultiTaskData, keep_labels, match, scaled
 from meta_tasks.datasets.loading import check_name, fingerprint_of, load, names, out_of_distribution
@@ -29,7 +27,6 @@ __all__ = [
     "TokenData",
     "array_data",
     "check_name",
-    "corrupt",
     "data_root",
     "fingerprint_of",
     "keep_labels",

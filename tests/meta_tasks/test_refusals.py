@@ -7,7 +7,7 @@ import torch
 
 from learned_samplers.learned.l2e import L2ESettings
 from meta_tasks import datasets
-from meta_tasks.datasets import MultiTaskData, corrupt, load, match
+from meta_tasks.datasets import MultiTaskData, load, match
 from meta_tasks.estimators import AntitheticES, NoiseReuseES, Shaping, TruncatedBackpropagation
 from meta_tasks.inner_loop import ChainUnroll, Horizon, Schedule, Unroll
 from meta_tasks.networks import BatchedModule, BatchedResidual, batched_network_for, build, build_text
@@ -20,7 +20,7 @@ from meta_tasks.training import Checkpoints, HeldOutEvaluation, Trainer, Trainer
 from tests.meta_tasks.datasets.test_loading import SMALL_COLOUR, make_image_data
 from tests.meta_tasks.toy_tasks import LearnableSGD, QuadraticFamily, QuadraticTask, random_images
 
-HORIZON, IMAGE = Horizon(20, 20, samples=4), torch.rand(1, 3, 8, 8)
+HORIZON = Horizon(20, 20, samples=4)
 COLD = Hyperparameters(0.1, 100, temperature=0.0)
 
 
@@ -90,14 +90,6 @@ DATASETS = [
     (TypeError, "train_x", lambda: multi(train_x=torch.zeros(2, 1, 4, 4))),
     (ValueError, "val_y", lambda: multi(val_y=torch.zeros(2, 3, dtype=torch.long))),
     (ValueError, "test_y", lambda: multi(test_y=torch.full((2, 2), 5))),
-    (ValueError, "corruption", lambda: corrupt(IMAGE, "rain", 1)),
-    (ValueError, "severity", lambda: corrupt(IMAGE, "fog", 0)),
-    (ValueError, "severity", lambda: corrupt(IMAGE, "fog", 6)),
-    (TypeError, "images", lambda: corrupt(IMAGE.byte(), "fog", 1)),
-    (ValueError, "images", lambda: corrupt(IMAGE[:, :2], "fog", 1)),
-    (ValueError, "images", lambda: corrupt(IMAGE[0], "fog", 1)),
-    (ValueError, "images", lambda: corrupt(IMAGE[..., :3], "fog", 1)),
-    (ValueError, "images", lambda: corrupt(IMAGE + 1, "fog", 1)),
 ]
 SMALLEST = {"cnn": 2, "lenet": 12, "gong_cnn": 10, "resnet": 8, "resnet20_frn": 8, "resnet_frn": 4}
 NETWORKS = [

@@ -8,6 +8,7 @@ import compare
 import numpy as np
 import pytest
 import torch
+from experiments.compare.cifar10_c import RECREATED, corrupt
 from experiments.compare.options import parse_compare
 from experiments.harness.run_store import RunStore
 from experiments.harness.runs.measures import common_start, explored, modes
@@ -15,7 +16,6 @@ from experiments.harness.runs.runner import Runs
 from safetensors.torch import load_file
 
 from learned_samplers import diagnostics, metrics
-from meta_tasks.datasets.corruptions import RECREATED, corrupt
 from meta_tasks.random_streams import generator
 from tests.tools.compare_cases import SMALL, TINY, cells, numbers, read
 

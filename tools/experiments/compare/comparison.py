@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from experiments.compare import corruptions
+from experiments.compare.cifar10_c import RECREATED
 from experiments.compare.corruptions import NONE, CorruptedImages
 from experiments.compare.figures import draw_all
 from experiments.compare.options import CompareOptions
@@ -27,7 +28,6 @@ from experiments.harness.study import Experiment, Findings, Job, Run, Stores, St
 from experiments.harness.tables import finished
 from experiments.harness.tuning import Tuning, tune
 from learned_samplers import metrics
-from meta_tasks.datasets.corruptions import RECREATED
 
 
 def gradients(problem: str) -> int:

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.compare.cifar10_c import LARGEST_SEVERITY, RECREATED, corrupt
 from experiments.harness.runs.result import Result
 from experiments.harness.study import Measure
 from learned_samplers import metrics
 from learned_samplers.posterior.collect import SampleCollection
 from meta_tasks.datasets import ArrayData, ImageData, TokenData
-from meta_tasks.datasets.corruptions import LARGEST_SEVERITY, RECREATED, corrupt
 from meta_tasks.random_streams import generator
 
 #: key, heading, decimals

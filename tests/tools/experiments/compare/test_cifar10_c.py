@@ -5,12 +5,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from experiments.compare import cifar10_c as rules
+from experiments.compare.cifar10_c import RECREATED, corrupt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meta_tasks import datasets
-from meta_tasks.datasets import corruptions as rules
-from meta_tasks.datasets.corruptions import RECREATED, corrupt
 
 #: Parameters with which a corruption leaves the images alone.
 NEUTRAL = {
@@ -110,6 +110,27 @@ def test_another_seed_and_another_image_get_other_random_numbers(name, photos, m
     torch.manual_seed(7)
     np.random.seed(7)  # noqa: NPY002 -- no global stream is listened to
     assert torch.equal(corrupt(same, name, 3), corrupted)
+
+
+IMAGE = torch.rand(1, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("error", "argument", "images", "name", "severity"),
+    [
+        (ValueError, "corruption", IMAGE, "rain", 1),
+        (ValueError, "severity", IMAGE, "fog", 0),
+        (ValueError, "severity", IMAGE, "fog", 6),
+        (TypeError, "images", IMAGE.byte(), "fog", 1),
+        (ValueError, "images", IMAGE[:, :2], "fog", 1),
+        (ValueError, "images", IMAGE[0], "fog", 1),
+        (ValueError, "images", IMAGE[..., :3], "fog", 1),
+        (ValueError, "images", IMAGE + 1, "fog", 1),
+    ],
+)
+def test_wrong_arguments_are_named(error, argument, images, name, severity):
+    with pytest.raises(error, match=argument):
+        corrupt(images, name, severity)
 
 
 # --- closed forms -------------------------------------------------------------------------------------------------
