@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -18,12 +18,18 @@ CHUNK = 8192  # images converted at a time, which bounds the memory of the inter
 Examples = tuple[Tensor, Tensor]  # inputs (n, ...) and labels
 
 
+@dataclass(frozen=True, eq=False)
 class Splits:
     """Base class of data: tensors `train_x`, `train_y`, `val_x`, …, their checks and sizes."""
 
+    name: str
     num_classes: int
+    train_x: Tensor
     train_y: Tensor
+    val_x: Tensor
+    val_y: Tensor
     test_x: Tensor
+    test_y: Tensor
 
     def split(self, name: str) -> Examples:
         """Inputs and labels of "train", "val" or "test"."""
@@ -32,7 +38,7 @@ class Splits:
     def with_splits(self, **splits: Examples) -> Self:
         """The same data with other inputs and labels of some splits, ``train=(x, y)``."""
         changed = {f"{name}_{letter}": x for name, part in splits.items() for letter, x in zip("xy", part)}
-        return replace(self, **changed)  # type: ignore[type-var]
+        return replace(self, **changed)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -84,15 +90,6 @@ class ImageData(Splits):
         ValueError: a tensor has another shape, or a label is outside [0, num_classes).
     """
 
-    name: str
-    num_classes: int
-    train_x: Tensor
-    train_y: Tensor
-    val_x: Tensor
-    val_y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-
     def __post_init__(self) -> None:
         self._check_images(torch.float32, ())
 
@@ -108,15 +105,7 @@ class MultiTaskData(Splits):
         TypeError, ValueError: as `ImageData`.
     """
 
-    name: str
-    tasks: tuple[str, ...]
-    num_classes: int
-    train_x: Tensor
-    train_y: Tensor
-    val_x: Tensor
-    val_y: Tensor
-    test_x: Tensor
-    test_y: Tensor
+    tasks: tuple[str, ...] = field(kw_only=True)
 
     def __post_init__(self) -> None:
         self._check_images(torch.uint8, (len(self.tasks),))

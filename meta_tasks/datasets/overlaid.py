@@ -86,7 +86,7 @@ def load_overlaid(
     for split in SPLITS:
         upper, lower = (source.test if split == "test" else _training(source) for source in (first, second))
         parts += _render(upper, lower, pairs[split], size, test_stream if split == "test" else stream)
-    return MultiTaskData(name, TASKS, first.num_classes, *parts)
+    return MultiTaskData(name, first.num_classes, *parts, tasks=TASKS)
 
 
 def read_cluttered(root: str | os.PathLike[str] | None, download: bool) -> RawSplits:

@@ -53,7 +53,7 @@ def unroll(**changes):
 def multi(**changes):
     x, y = torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2, 2, dtype=torch.long)
     tensors = {f"{split}_{name}": tensor for split in ("train", "val", "test") for name, tensor in (("x", x), ("y", y))}
-    return MultiTaskData("made", ("a", "b"), 5, **{**tensors, **changes})
+    return MultiTaskData("made", 5, tasks=("a", "b"), **{**tensors, **changes})
 
 
 def without_validation(**changes):

@@ -23,7 +23,7 @@ def data(count=40, seed=0):
     x = torch.zeros(count, 1, 28, 28, dtype=torch.uint8)
     for image, (a, b) in zip(x, y.tolist(), strict=True):
         image[0, :14, 2 * a : 2 * a + 3], image[0, 14:, 2 * b : 2 * b + 3] = 255, 255
-    return MultiTaskData("multi_mnist", ("top left", "bottom right"), 10, x, y, x, y, x, y)
+    return MultiTaskData("multi_mnist", 10, x, y, x, y, x, y, tasks=("top left", "bottom right"))
 
 
 # ---------------------------------------------------------------- networks
@@ -130,7 +130,7 @@ def test_the_best_epoch_counts_not_the_last():
     validation, plain = data(40, seed=1), data()
     parts = {f"{split}_{array}": getattr(validation, f"{split}_{array}") for split in ("val", "test") for array in "xy"}
     mixed = MultiTaskData(
-        "multi_mnist", plain.tasks, 10, train_x=plain.train_x, train_y=plain.train_y.roll(1, 0), **parts
+        "multi_mnist", 10, train_x=plain.train_x, train_y=plain.train_y.roll(1, 0), tasks=plain.tasks, **parts
     )
     run = one("LinearScalarisation", 0.1, epochs=12, batches=mixed, halve_every=1.0)
     curve = [sum(scores["nll"]) for scores in run["curve"]]
