@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,14 +66,11 @@ class Iteration:
         )
 
 
-_P = ParamSpec("_P")
-
-
-def _for_the_log(write: Callable[Concatenate[Monitor, _P], None]) -> Callable[Concatenate[Monitor, _P], None]:
+def _for_the_log(write: Callable[..., None]) -> Callable[..., None]:
     """A disk that is full or gone ends the log, and not the training, whose checkpoints say so themselves."""
 
     @functools.wraps(write)
-    def guarded(self: Monitor, *args: _P.args, **kwargs: _P.kwargs) -> None:
+    def guarded(self: Monitor, *args: Any, **kwargs: Any) -> None:
         if self._ended:
             return
         try:
