@@ -99,7 +99,7 @@ _ACTIVATION_BYTES = 3 << 20
 
 
 class BatchedConvolution(BatchedNetwork):
-    """P copies of `architectures.ConvNet`, plain or residual, as grouped convolutions on channels-last activations.
+    """P copies of `ConvNet`, plain or residual, as grouped convolutions on channels-last activations.
 
     A convolution call works on some members (a group of channels for each) and some images; the gradients of the pieces
     add up. What pieces are fastest was measured, see reports/inner_loop.md.

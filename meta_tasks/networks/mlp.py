@@ -1,4 +1,4 @@
-"""Multilayer perceptrons: `mlp`, and many of one kind at once: `batched_mlp`, for autograd, and `BatchedMLP`."""
+"""Multilayer perceptrons: `mlp`, and many of one kind at once: `BatchedMLP`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[
 
 
 class BatchedMLP(BatchedNetwork):
-    """P copies of `architectures.mlp`, with the loss and its gradient as batched matrix products, without autograd."""
+    """P copies of `mlp`, with the loss and its gradient as batched matrix products, without autograd."""
 
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         super().__init__(build)

@@ -132,7 +132,7 @@ def resnet_frn(
 
 
 class BatchedResidual(BatchedNetwork):
-    """P copies of `residual.ResNet`: each member is a group of channels of every convolution.
+    """P copies of `ResNet`: each member is a group of channels of every convolution.
 
     Gradients come from one graph for all members, in which normalisation and Swish are one operation with its gradient
     written out. At 8×8 pixels, eight members of width 4 take a quarter of the time of one member after another.
@@ -187,7 +187,7 @@ def _convolution(weight: Tensor, x: Tensor, groups: int, stride: int = 1, paddin
 
 
 class _FilterResponse(torch.autograd.Function):
-    """`residual.FilterResponseNorm` of every member, then Swish where asked for: few passes over the activations.
+    """`FilterResponseNorm` of every member, then Swish where asked for: few passes over the activations.
 
     With s = 1/√(mean x² + ε) and u = γ·s·x + β, ∂u/∂x gives back γ·s·(g − s²·x·mean(g·x)) of a gradient g of u.
     """
