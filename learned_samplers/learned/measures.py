@@ -6,7 +6,6 @@ optimizer in mid-run: ``for state in flat_states(sampler): term_contributions(**
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -17,10 +16,9 @@ from learned_samplers.base import prior_mean
 from learned_samplers.base.guards.precision import MASTER
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FeatureSet, feature_set_named
 from learned_samplers.learned.features import network_at
 from learned_samplers.learned.l2e import L2E, L2ESettings, l2e_rule, velocity_scale
-from learned_samplers.learned.network import Phi, RuleArguments, apply_network
+from learned_samplers.learned.network import Phi, RuleArguments
 from learned_samplers.learned.sampler import gather
 
 
@@ -133,44 +131,6 @@ def term_contributions(
     spread = scalar_sqrt(2 * momentum_decay * at["temperature"])
     report["noise"] = torch.ones_like(report["alpha"]) * spread
     return report
-
-
-def output_grids(
-    phi: Phi,
-    feature_set: str | FeatureSet = "paper",
-    *,
-    extent: float = 3.0,
-    points: int = 41,
-    fixed: Sequence[float] = (-1.0, 0.0, 1.0),
-) -> dict[str, Tensor]:
-    """|α| and |β| over a grid of the network's normalised inputs, the data of the paper's Figure 4.
-
-    The running averages, and a feature set's ratios of gradient and averages to the root of the second moment, are
-    equal to the gradient; what else a set has is zero.
-
-    Returns:
-        "axis" (points,), from −``extent`` to ``extent``; "beta" (len(fixed), points, points) over momentum (rows) and
-        gradient (columns), one at each value of θ; "alpha" likewise over θ and gradient, one at each value of r.
-    """
-    named = feature_set_named(feature_set)
-    # Features 1 and 2 are θ and r.
-    with_gradient = [0, *range(3, 3 + len(AVERAGE_DECAYS))]
-    for i, name in enumerate(named.names):
-        if "_to_rms" in name or name == "matrix_direction":
-            with_gradient.append(i)
-    axis = torch.linspace(-extent, extent, points)
-    rows, columns = torch.meshgrid(axis, axis, indexing="ij")
-    grids: dict[str, list[Tensor]] = {"alpha": [], "beta": []}
-    for value in fixed:
-        for head, (output, along, held) in enumerate((("alpha", 1, 2), ("beta", 2, 1))):
-            x = torch.zeros(named.size, points * points)
-            x[with_gradient] = columns.flatten()
-            x[along], x[held] = rows.flatten(), value
-            with torch.no_grad():
-                like = [(weight.detach().to(x), bias.detach().to(x)) for weight, bias in phi]
-                y = apply_network(like, x)[head]
-            grids[output].append(y.abs().view(points, points))
-    return {"axis": axis, **{name: torch.stack(grid) for name, grid in grids.items()}}
 
 
 #: Where the rule calls a state by another name than the optimizer does.

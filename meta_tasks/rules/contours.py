@@ -7,10 +7,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from learned_samplers.learned.measures import output_grids
+from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, feature_set_named
 from learned_samplers.learned.meta_fields import Fields, split_meta_network
 from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings
-from learned_samplers.learned.network import Phi
+from learned_samplers.learned.network import Phi, apply_network
 
 __all__ = ["meta_contours", "output_contours"]
 
@@ -33,9 +33,9 @@ def output_contours(phi: Phi, feature_set: str, names: tuple[str, str] = ("α", 
         names: of the outputs.
     """
     layers = [(weight.reshape(weight.shape[-2:]), bias.reshape(-1)) for weight, bias in phi]
-    grids = output_grids(layers, feature_set, extent=_RANGE, points=_GRID, fixed=_HELD)
+    grids = output_grids(layers, feature_set)
     figure = Figure(figsize=(10, 6), layout="constrained")
-    axis, panels = grids["axis"].numpy(), figure.subplots(2, 3, sharex=True, sharey="row")
+    axis, panels = torch.linspace(-_RANGE, _RANGE, _GRID).numpy(), figure.subplots(2, 3, sharex=True, sharey="row")
     rows = (("alpha", "parameter", "momentum"), ("beta", "momentum", "parameter"))
     for name, row, (key, along, held) in zip(names, panels, rows, strict=True):
         values, largest = grids[key].numpy(), grids[key].max().item()
@@ -52,6 +52,33 @@ def output_contours(phi: Phi, feature_set: str, names: tuple[str, str] = ("α", 
     for axes in panels[-1]:
         axes.set_xlabel("gradient / its RMS")
     return figure
+
+
+def output_grids(phi: Phi, feature_set: str) -> dict[str, Tensor]:
+    """|α| and |β| over a grid of the network's normalised inputs, (held values, grid, grid) each.
+
+    Rows are the momentum for β and the parameter for α, columns the gradient; held are the parameter for β and the
+    momentum for α.
+    """
+    named = feature_set_named(feature_set)
+    # Features 1 and 2 are θ and r.
+    with_gradient = [0, *range(3, 3 + len(AVERAGE_DECAYS))]
+    for i, name in enumerate(named.names):
+        if "_to_rms" in name or name == "matrix_direction":
+            with_gradient.append(i)
+    axis = torch.linspace(-_RANGE, _RANGE, _GRID)
+    rows, columns = torch.meshgrid(axis, axis, indexing="ij")
+    grids: dict[str, list[Tensor]] = {"alpha": [], "beta": []}
+    for value in _HELD:
+        for head, (output, along, held) in enumerate((("alpha", 1, 2), ("beta", 2, 1))):
+            x = torch.zeros(named.size, _GRID * _GRID)
+            x[with_gradient] = columns.flatten()
+            x[along], x[held] = rows.flatten(), value
+            with torch.no_grad():
+                like = [(weight.detach().to(x), bias.detach().to(x)) for weight, bias in phi]
+                y = apply_network(like, x)[head]
+            grids[output].append(y.abs().view(_GRID, _GRID))
+    return {name: torch.stack(grid) for name, grid in grids.items()}
 
 
 def meta_contours(phi: Phi, settings: MetaSGMCMCSettings) -> Figure:

@@ -12,9 +12,8 @@ from learned_samplers.learned.averages import update_averages
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.features import Features, NetworkOnChain, Run, network_at
 from learned_samplers.learned.l2e import L2ESettings, l2e_rule
-from learned_samplers.learned.measures import assumption_violation, flat_states, output_grids, term_contributions
+from learned_samplers.learned.measures import assumption_violation, flat_states, term_contributions
 from learned_samplers.learned.network import build_network
-from meta_tasks.rules.learned import L2ERule
 from tests.harness import closure_for, small_network
 from tests.learned_samplers.learned.cases import network, phi_of
 from tests.learned_samplers.learned.flat_keywords import L2E, keywords
@@ -146,33 +145,6 @@ def test_terms_are_what_the_rule_loses_without_them(form, options):
     torch.testing.assert_close(terms["noise"], rms(momentum - momentum_of(noise=torch.ones(42).double())))
     torch.testing.assert_close(terms["gradient"], rms(math.sqrt(0.2 * 80) * s["gradient"]))
     assert ("friction" in terms) == (form == "residual")
-
-
-def test_grids_hold_the_networks_outputs_at_their_places():
-    phi = [(w.float(), b.float()) for w, b in weights()]
-    grids = output_grids(phi, points=5, extent=2.0, fixed=(-1.0, 0.5))
-    assert grids["axis"].tolist() == [-2, -1, 0, 1, 2]
-    assert grids["alpha"].shape == grids["beta"].shape == (2, 5, 5)
-
-    def at(gradient, parameter, momentum):
-        x = torch.tensor([gradient, parameter, momentum, *[gradient] * 6])
-        for i, (w, b) in enumerate(phi):
-            x = w @ x + b
-            x = x.relu() if i < 2 else x
-        return x.abs()
-
-    # Rows: momentum for β at fixed θ, θ for α at fixed momentum; columns: the gradient and its averages.
-    assert grids["beta"][1, 4, 0].item() == pytest.approx(at(-2.0, 0.5, 2.0)[1].item(), rel=1e-5)
-    assert grids["alpha"][0, 3, 2].item() == pytest.approx(at(0.0, 1.0, -1.0)[0].item(), rel=1e-5)
-
-
-def test_grids_move_the_ratios_along_with_the_gradient():
-    """Adam's direction is a function of such a ratio alone."""
-    rule = L2ERule("residual", "adaptive", (4,), start=("average_0.9_to_rms", 2.0))
-    phi = [(w[0], b[0]) for w, b in rule.prepare(rule.initial_weights(0)[None])]
-    grids = output_grids(phi, "adaptive", points=3, extent=1.5)
-    torch.testing.assert_close(grids["beta"], torch.tensor([3.0, 0.0, 3.0]).expand(3, 3, 3))
-    assert not grids["alpha"].any()
 
 
 def next_parameter(state):

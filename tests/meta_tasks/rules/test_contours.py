@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from learned_samplers.learned.feature_sets import FEATURE_SETS
-from learned_samplers.learned.network import apply_network
-from meta_tasks.rules.contours import output_contours
+from learned_samplers.learned.network import apply_network, build_network, layers_of
+from meta_tasks.rules.contours import output_contours, output_grids
 from meta_tasks.rules.learned import L2ERule, PrecondL2ERule
 
 
@@ -45,3 +45,27 @@ def test_an_untrained_network_is_said_to_put_out_nothing():
     assert len(figure.axes) == 6
     assert titles(figure)[0] == "|log Q| at momentum −1"
     assert all(axes.texts[0].get_text() == "0 everywhere" for axes in figure.axes)
+
+
+def test_grids_hold_the_networks_outputs_at_their_places():
+    torch.manual_seed(0)
+    phi = layers_of(build_network(9, (6, 5), zero_last=False))
+    grids = output_grids(phi, "paper")
+    assert grids["alpha"].shape == grids["beta"].shape == (3, 41, 41)
+
+    def at(gradient, parameter, momentum):
+        outputs = apply_network(phi, torch.tensor([gradient, parameter, momentum, *[gradient] * 6])[:, None])
+        return [output.abs() for output in outputs]
+
+    # Rows: momentum for β at fixed θ, θ for α at fixed momentum; columns: the gradient and its averages.
+    assert grids["beta"][2, 40, 0].item() == pytest.approx(at(-3.0, 1.0, 3.0)[1].item(), rel=1e-5)
+    assert grids["alpha"][0, 30, 20].item() == pytest.approx(at(0.0, 1.5, -1.0)[0].item(), rel=1e-5)
+
+
+def test_grids_move_the_ratios_along_with_the_gradient():
+    """Adam's direction is a function of such a ratio alone."""
+    rule = L2ERule("residual", "adaptive", (4,), start=("average_0.9_to_rms", 2.0))
+    phi = [(w[0], b[0]) for w, b in rule.prepare(rule.initial_weights(0)[None])]
+    grids = output_grids(phi, "adaptive")
+    torch.testing.assert_close(grids["beta"], 2 * torch.linspace(-3, 3, 41).abs().expand(3, 41, 41))
+    assert not grids["alpha"].any()
