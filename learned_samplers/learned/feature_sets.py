@@ -57,7 +57,7 @@ class FeatureSet:
         """F, the number of features."""
         return len(self.names)
 
-    @property
+    @cached_property
     def second_moment_decays(self) -> tuple[float, ...]:
         """d of v, whose averages stand after those of g."""
         return _SECOND_MOMENT_DECAYS if self.adaptive else ()
