@@ -54,6 +54,7 @@ class L2ERule(CoordinateRule):
     """
 
     name = "L2E"
+    rule = staticmethod(l2e_rule)
     settings_class = L2ESettings
     settings: L2ESettings
 
@@ -71,9 +72,6 @@ class L2ERule(CoordinateRule):
         super().__init__(
             feature_set, hidden, start=start, tell_horizon=tell_horizon, settings=settings, form=form, **options
         )
-
-    def _updated(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
-        return l2e_rule(*tensors, **hyper)
 
     def output_scales(self, prepared, at):
         """Outputs as they enter the step, in units of the momentum: α, and β in the velocity."""
@@ -94,12 +92,10 @@ class PrecondL2ERule(CoordinateRule):
     """`learned_samplers.learned.preconditioned.PrecondL2E`; arguments are those of `L2ERule`, without a form."""
 
     name = "PrecondL2E"
+    rule = staticmethod(l2e_precond_rule)
     output_names = ("log Q", "log D")
     settings_class = PreconditionedSettings
     settings: PreconditionedSettings
-
-    def _updated(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
-        return l2e_precond_rule(*tensors, **hyper)
 
     def output_scales(self, prepared, at):
         """Outputs log Q and log D, before they are clipped."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -68,11 +68,6 @@ class NetworkRule(SamplerRule):
         self._shapes = shapes_of(layers_of(settings.fresh_network(self.hidden)))
         self.num_weights = sum(out * (into + 1) for out, into in self._shapes)
 
-    @property
-    def sees_progress(self) -> bool:
-        """True if ``tell_horizon`` decides whether the network knows how long a run is."""
-        return False
-
     def initial_weights(self, seed: int) -> Tensor:
         network = self.settings.fresh_network(self.hidden, generator=generator(seed, "network"))
         return flatten(layers_of(network)).detach().clone()
@@ -106,6 +101,8 @@ class CoordinateRule(NetworkRule):
     """Base class of the rules of L2E and its kin: features with running averages, two outputs, and ways to start."""
 
     fixed: ClassVar[dict[str, str]] = {"averages_dtype": "whose chains are short and small"}
+    #: The pure rule.
+    rule: ClassVar[Callable[..., tuple[Tensor, ...]]]
 
     def __init__(
         self,
@@ -119,13 +116,13 @@ class CoordinateRule(NetworkRule):
     ) -> None:
         super().__init__(hidden, settings=settings, feature_set=feature_set, **options)
         fraction("tell_horizon", tell_horizon)
-        if tell_horizon and not self.sees_progress:
+        seen = feature_set_named(self.settings.feature_set)
+        if tell_horizon and not seen.matrix:
             raise ValueError(
                 f"tell_horizon is for a feature set with the progress of the run, got {tell_horizon} with "
                 f"{self.settings.feature_set!r}"
             )
         self.tell_horizon = tell_horizon
-        seen = feature_set_named(self.settings.feature_set)
         self.state_names = ("momentum", "averages", "covariances") if seen.matrix else ("momentum", "averages")
         self.by_member = not seen.context  # the context has one lr and N for all members
         self.start: FeatureStart | WeightStart | None = None
@@ -138,10 +135,6 @@ class CoordinateRule(NetworkRule):
                 raise TypeError(f"start must be a weight file, or a feature and its gain, got {start!r}")
             number("start's gain", start[1])
             self.start = FeatureStart(*start, self.settings.features, self._shapes)
-
-    @property
-    def sees_progress(self) -> bool:
-        return feature_set_named(self.settings.feature_set).matrix
 
     def initial_weights(self, seed: int) -> Tensor:
         weights = super().initial_weights(seed)
@@ -167,15 +160,12 @@ class CoordinateRule(NetworkRule):
         state = parameter.new_zeros(members, d), parameter.new_zeros(members, named.num_averages, d)
         return (*state, parameter.new_zeros(members, sum(state_lengths(segments)))) if named.matrix else state
 
-    def _updated(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
-        raise NotImplementedError
-
     def update(self, prepared, at):
         """Take one step, see `SamplerRule.update`; in place, by compiled code where it takes the tensors."""
         common = dict(
             phi=prepared, segments=at.segments, settings=self.settings, step=at.step, **arguments_of(at.hyper)
         )
-        parameter, *state = self._updated(*at.tensors, in_place=not torch.is_grad_enabled(), **common)
+        parameter, *state = self.rule(*at.tensors, in_place=not torch.is_grad_enabled(), **common)
         return parameter, tuple(state)
 
     #: What the two outputs stand for, in figures.

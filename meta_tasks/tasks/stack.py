@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from meta_tasks.rules.base import Hyperparameters
-from meta_tasks.tasks.task import ImageTask, Task
+from meta_tasks.tasks.task import ImageTask, NetworkTask, Task
 
 __all__ = ["TaskStack", "tasks_of_groups"]
 
 
-class TaskStack:
+class TaskStack(NetworkTask):
     """T image tasks of equal `ImageTask.signature` as one `Task`: the members of the first come first.
 
     The minibatches, the validation images and the initial states of a member are those of its own task: indices count
@@ -36,30 +36,22 @@ class TaskStack:
         self.batch_size, self.num_validation = first.batch_size, first.num_validation
         self.num_held_out = min(task.num_held_out for task in tasks)
         self.hyperparameters = Hyperparameters.side_by_side([task.hyperparameters for task in tasks], members)
-        self._train, self._held_out = (
+        self.train, self.held_out = (
             _joined([getattr(task, split) for task in tasks], self.device) for split in ("train", "held_out")
         )
-        self._scale: Tensor | None = None
         if any(task.scale is not None for task in tasks):
             ones = torch.ones(self.segments.total, device=self.device)
             scales = torch.stack([ones if task.scale is None else task.scale for task in tasks])
-            self._scale = scales.repeat_interleave(members, 0)
+            self.scale = scales.repeat_interleave(members, 0)
 
     def initial(self, seed: int) -> Tensor:
         """Initial parameter vector (d,) of the first task; `tasks_of_groups` says which task has which members."""
         return self.tasks[0].initial(seed)
 
-    def loss_and_gradient(self, parameter: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = _examples(self._train, indices)
-        if self._scale is None:
-            return self.network.loss_and_gradient(parameter, x, y)
-        loss, gradient = self.network.loss_and_gradient(parameter * self._scale, x, y)
-        return loss, gradient.mul_(self._scale)
-
-    def log_probabilities(self, parameter: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = _examples(self._held_out, indices)
-        log_p = self.network.log_probabilities(parameter if self._scale is None else parameter * self._scale, x)
-        return log_p, y.repeat_interleave(len(log_p) // len(y), 0)
+    def examples(self, split: str, indices: Tensor) -> tuple[Tensor, Tensor]:
+        x, y, begin = getattr(self, split)
+        rows = indices + begin.repeat_interleave(len(indices) // len(begin), 0)  # each into its own task's data
+        return x[rows], y[rows]
 
 
 def tasks_of_groups(task: Task, groups: int) -> list[Task]:
@@ -84,10 +76,3 @@ def _joined(parts: Sequence[tuple[Tensor, ...]], device: torch.device) -> Exampl
         begin.append(starts[key])
     x, y = (torch.cat(tensors) if len(inputs) > 1 else tensors[0] for tensors in zip(*inputs.values()))
     return x, y, torch.tensor(begin, device=device)[:, None]
-
-
-def _examples(examples: Examples, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs (G, n, ...) and labels (G, n) at indices (G, n), each into its own task's data."""
-    x, y, begin = examples
-    rows = indices + begin.repeat_interleave(len(indices) // len(begin), 0)
-    return x[rows], y[rows]

@@ -19,7 +19,7 @@ from meta_tasks.rules.base import Hyperparameters
 if TYPE_CHECKING:  # the data sets' libraries are slow to import, and a worker process may not need them
     from meta_tasks.datasets import ImageData
 
-__all__ = ["Hyperparameters", "ImageTask", "Task", "TaskConfig"]
+__all__ = ["Hyperparameters", "ImageTask", "NetworkTask", "Task", "TaskConfig"]
 
 
 class Task(Protocol):
@@ -101,7 +101,30 @@ class TaskConfig:
         return f"{self.dataset}-{self.architecture}{small}"
 
 
-class ImageTask:
+class NetworkTask:
+    """Losses of members that are networks: base class. With factors `scale` c (d,) or (P, d) they run on c∘θ."""
+
+    network: BatchedNetwork
+    scale: Tensor | None = None
+
+    def examples(self, split: str, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs (G, n, ...) and labels (G, n) of "train" or "held_out" at indices (G, n)."""
+        raise NotImplementedError
+
+    def loss_and_gradient(self, parameter: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = self.examples("train", indices)
+        if self.scale is None:
+            return self.network.loss_and_gradient(parameter, x, y)
+        loss, gradient = self.network.loss_and_gradient(parameter * self.scale, x, y)
+        return loss, gradient.mul_(self.scale)
+
+    def log_probabilities(self, parameter: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = self.examples("held_out", indices)
+        log_p = self.network.log_probabilities(parameter if self.scale is None else parameter * self.scale, x)
+        return log_p, y.repeat_interleave(len(log_p) // len(y), 0)
+
+
+class ImageTask(NetworkTask):
     """Image classification, as a `TaskConfig` describes it.
 
     Args:
@@ -128,9 +151,7 @@ class ImageTask:
         self.num_held_out = len(self.held_out[1])
         self.num_validation = min(config.validation_size, self.num_held_out)
         self.num_classes = num_classes
-        self.network: BatchedNetwork = batched_network_for(
-            config.architecture, data.input_shape, num_classes, **config.options
-        )
+        self.network = batched_network_for(config.architecture, data.input_shape, num_classes, **config.options)
         self.segments = self.network.segments
         self.hyperparameters = Hyperparameters(
             config.lr, len(train[1]), config.temperature, config.prior_precision, config.momentum_decay
@@ -139,7 +160,6 @@ class ImageTask:
             *(config.architecture, str(sorted(config.options.items())), data.input_shape, num_classes, self.device),
             *(self.batch_size, self.num_validation),
         )
-        self.scale: Tensor | None = None
         if config.weight_scale_spread:
             z = torch.randn(len(self.segments.lengths), generator=generator(seed, "weight scale"))
             self.scale = self.segments.expand((z * config.weight_scale_spread).exp()).to(self.device)
@@ -148,18 +168,9 @@ class ImageTask:
         weights = self.network.initial(seed).to(self.device)
         return weights if self.scale is None else weights / self.scale
 
-    def loss_and_gradient(self, parameter: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = self.train[0][indices], self.train[1][indices]
-        if self.scale is None:
-            return self.network.loss_and_gradient(parameter, x, y)
-        loss, gradient = self.network.loss_and_gradient(parameter * self.scale, x, y)
-        return loss, gradient.mul_(self.scale)
-
-    def log_probabilities(self, parameter: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = self.held_out[0][indices], self.held_out[1][indices]
-        weights = parameter if self.scale is None else parameter * self.scale
-        log_p = self.network.log_probabilities(weights, x)
-        return log_p, y.repeat_interleave(len(log_p) // len(y), 0)
+    def examples(self, split: str, indices: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = getattr(self, split)
+        return x[indices], y[indices]
 
 
 def _restrict(

@@ -113,10 +113,10 @@ def test_what_does_not_fit_together_runs_apart(monkeypatch):
 def test_data_that_tasks_share_is_kept_once():
     task = image_task(*MLP)
     stack = TaskStack([task, task, image_task(*MLP, num_data=20)], 2)
-    x, _, begin = stack._train
+    x, _, begin = stack.train
     assert len(x) == 60 + 20
     assert begin.flatten().tolist() == [0, 0, 60]
-    assert TaskStack([task, task], 2)._train[0] is task.train[0]
+    assert TaskStack([task, task], 2).train[0] is task.train[0]
 
 
 def test_a_batch_cut_in_two_and_restored_is_the_batch_that_was_never_cut():
