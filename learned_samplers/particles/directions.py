@@ -66,7 +66,7 @@ def first_term(scores: Tensor, kernel: KernelMatrix) -> Tensor:
     targets = scores.shape[-3]
     gram = torch.zeros(*scores.shape[:-3], targets, targets, dtype=torch.double, device=scores.device)
     for block in coordinate_blocks(scores):
-        smoothed = smooth(block, _per_target(kernel))
+        smoothed = kernel.values.unsqueeze(-3).to(block.dtype) @ block
         gram += (block.flatten(-2) @ smoothed.flatten(-2).mT).double()
     return (gram + gram.mT) / (2 * scores.shape[-2] ** 2)
 
@@ -108,7 +108,3 @@ def weighted(scores: Tensor, weights: Tensor) -> Tensor:
     if weights.dim() == scores.dim() - 2:
         return (weights[..., None, :] @ scores.flatten(-2)).view_as(scores[..., 0, :, :])
     return torch.einsum("...mk,...kmd->...md", weights, scores)
-
-
-def _per_target(kernel: KernelMatrix) -> KernelMatrix:
-    return KernelMatrix(kernel.values.unsqueeze(-3), kernel.repulsion.unsqueeze(-3), kernel.trace.unsqueeze(-1))

@@ -23,9 +23,8 @@ class MOOSVGD(SteinSampler):
         φ(θᵢ) = (1/M) Σⱼ [−k(Lⱼ, Lᵢ) Σₖ wₖ(θⱼ) gₖ(θⱼ)] + (T/M) (∂Lᵢ/∂θᵢ)ᵀ Σⱼ ∇_{Lⱼ} k(Lⱼ, Lᵢ)
         θᵢ ← θᵢ + (lr/N)·φ(θᵢ)
 
-    so that particles spread over the Pareto front. All quadratic programmes of a step are solved at once. The repulsion
-    is a combination of the gradients at hand and costs no further pass. Heads take their own ∇Ũₖ in the place of the
-    weighted sum, with the same kernel.
+    so that particles spread over the Pareto front. The repulsion is a combination of the gradients at hand and costs no
+    further pass. Heads take their own ∇Ũₖ in the place of the weighted sum, with the same kernel.
 
     A particle follows the gradients of all particles with like losses, which for networks with initial weights of their
     own are gradients at other places: noise of a gradient's size. At learning rates that `MGDA` bears (beware of the

@@ -114,7 +114,6 @@ def resnet20_frn(input_shape: InputShape, num_classes: int, *, width: int = 16) 
     2·width and 4·width in the next two. Images of 8×8 pixels or more.
 
     The network of Izmailov et al. (2021), "What are Bayesian neural network posteriors really like?": 65 tensors."""
-    validation.integer("width", width)
     check_size("resnet20_frn", input_shape, 8)
     return resnet(input_shape, num_classes, depth=20, width=width)
 
