@@ -13,7 +13,6 @@ import json
 import os
 import re
 import reprlib
-from collections import OrderedDict
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch import nn
 
 from learned_samplers.base import validation
 from learned_samplers.base.files import write_together
-from learned_samplers.learned.network import check_forward, layers_of, shapes_of
+from learned_samplers.learned.network import build_network, check_forward, layers_of, shapes_of
 from learned_samplers.learned.settings import LearnedSettings
 
 FORMAT = "learned-samplers network weights"
@@ -158,12 +157,8 @@ def load(path: str | os.PathLike[str]) -> tuple[nn.Sequential, dict[str, Any]]:
     for name, tensor in tensors.items():
         if tensor.dtype != torch.float32 or not tensor.isfinite().all():
             raise ValueError(f"{path}: {name} must be finite and float32, got {tensor.dtype}")
-    modules: OrderedDict[str, nn.Module] = OrderedDict()
-    for i, (out, into) in enumerate(card["layers"]):
-        if i:
-            modules[f"relu_{i - 1}"] = nn.ReLU()
-        modules[f"linear_{i}"] = nn.utils.skip_init(nn.Linear, into, out)
-    network = nn.Sequential(modules)
+    widths = [card["layers"][0][1], *(out for out, _ in card["layers"])]
+    network = build_network(widths[0], widths[1:-1], widths[-1], generator=torch.Generator())  # not from torch's own
     network.load_state_dict(tensors)
     return network, card
 
