@@ -26,7 +26,6 @@ from learned_samplers.learned.feature_sets import (
     FEATURE_SETS,
     RATIO_DECAYS,
     FeatureSet,
-    feature_set_named,
 )
 from learned_samplers.learned.native import kernel
 from learned_samplers.learned.network import Phi, outputs_of, through
@@ -49,36 +48,6 @@ class Run(NamedTuple):
     num_data: Any
     time: Any
     total_steps: int | None = None
-
-
-def features(
-    parameter: Tensor,
-    momentum: Tensor,
-    gradient: Tensor,
-    averages: Tensor,
-    segments: Segments,
-    feature_set: str | FeatureSet = "paper",
-    *,
-    lr: Any = None,
-    num_data: Any = None,
-    step: Any = 0,
-    total_steps: int | None = None,
-    direction: Tensor | None = None,
-) -> Tensor:
-    """Return the features of every coordinate, (..., F, d), as `learned_samplers.learned.feature_sets` defines them.
-
-    Args:
-        parameter, momentum, gradient: (..., d), θ less the prior's mean, the gradient of the mean minibatch loss.
-        averages: (..., K, d), already updated with ``gradient`` (`update_averages`).
-        segments: the tensors in the flat axis; for "matrix" with their shapes.
-        lr, num_data, step: learning rate, N, and updates done before this one; the paper's set uses none of them.
-        total_steps: length of the run, or None where it is not known.
-        direction: the matrix direction of "matrix", (..., d).
-    """
-    run = Run(lr, num_data, step + 1, total_steps)
-    chain = Features(parameter, gradient, averages, segments, feature_set_named(feature_set), run)
-    chain.direction = direction
-    return chain.with_momentum(momentum).window(0, segments.total)
 
 
 class Features:

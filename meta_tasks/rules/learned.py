@@ -8,14 +8,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from learned_samplers.learned.averages import update_averages
 from learned_samplers.learned.cards import settings_from_card
-from learned_samplers.learned.features import features
+from learned_samplers.learned.features import network_at
 from learned_samplers.learned.kinetic import KineticSettings, kinetic_mean, l2e_kinetic_rule
 from learned_samplers.learned.l2e import L2ESettings, l2e_rule
 from learned_samplers.learned.measures import term_contributions
 from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
-from learned_samplers.learned.network import apply_network
 from learned_samplers.learned.preconditioned import PreconditionedSettings, l2e_precond_rule
 from meta_tasks.rules.base import arguments_of
 from meta_tasks.rules.network_rule import LEARNED_RULES, CoordinateRule, NetworkRule
@@ -100,20 +98,9 @@ class PrecondL2ERule(CoordinateRule):
     def output_scales(self, prepared, at):
         """Outputs log Q and log D, before they are clipped."""
         settings, (momentum, averages) = self.settings, at.state
-        averages = update_averages(averages, at.gradient, settings.feature_set)
-        x = features(
-            at.parameter,
-            momentum,
-            at.gradient,
-            averages,
-            at.segments,
-            settings.feature_set,
-            lr=at.hyper.lr,
-            num_data=at.hyper.num_data,
-            step=at.step,
-            total_steps=settings.total_steps,
-        )
-        q, d = (y.square().mean(-1).sqrt() for y in apply_network(prepared, x))
+        run = dict(settings=settings, lr=at.hyper.lr, num_data=at.hyper.num_data, step=at.step)
+        network, _ = network_at(prepared, at.parameter, at.gradient, averages, at.segments, **run)
+        q, d = (y.square().mean(-1).sqrt() for y in network(momentum))
         return {"log_curl": settings.curl_scale * q, "log_friction": settings.friction_scale * d}
 
 

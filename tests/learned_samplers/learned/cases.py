@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 from learned_samplers.learned import weights
+from learned_samplers.learned.feature_sets import feature_set_named
+from learned_samplers.learned.features import Features, Run
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.meta_fields import build_meta_network
 from learned_samplers.learned.network import build_network, layers_of
@@ -22,6 +24,27 @@ def network(features="paper", seed=0, outputs=2, *, scale=1.0, **options):
     with torch.no_grad():
         module[-1].weight.mul_(scale)
     return module
+
+
+def features(
+    parameter,
+    momentum,
+    gradient,
+    averages,
+    segments,
+    feature_set="paper",
+    *,
+    lr=None,
+    num_data=None,
+    step=0,
+    total_steps=None,
+    direction=None,
+):
+    """Features of every coordinate, (..., F, d), at averages that are updated with the gradient."""
+    run = Run(lr, num_data, step + 1, total_steps)
+    chain = Features(parameter, gradient, averages, segments, feature_set_named(feature_set), run)
+    chain.direction = direction
+    return chain.with_momentum(momentum).window(0, segments.total)
 
 
 def meta_network(seed=0, scale=1.0, dtype=torch.float64, hidden=(6,)):

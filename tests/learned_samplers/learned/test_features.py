@@ -16,7 +16,8 @@ from learned_samplers.base.matrices import (
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.averages import update_averages
 from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS
-from learned_samplers.learned.features import Features, Run, features
+from learned_samplers.learned.features import Features, Run
+from tests.learned_samplers.learned.cases import features
 
 LENGTHS = (12, 1, 30, 7)
 SHAPES = ((3, 4), (1,), (5, 3, 2), (7,))

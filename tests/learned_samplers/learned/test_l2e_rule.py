@@ -9,10 +9,9 @@ import torch
 from learned_samplers.base.matrices import state_lengths
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.feature_sets import FEATURE_SETS
-from learned_samplers.learned.features import features
 from learned_samplers.learned.l2e import L2ESettings, l2e_rule
 from learned_samplers.learned.network import apply_network
-from tests.learned_samplers.learned.cases import network, phi_of
+from tests.learned_samplers.learned.cases import features, network, phi_of
 from tests.learned_samplers.learned.flat_keywords import keywords
 
 l2e_paper_rule = keywords(l2e_rule, L2ESettings, form="paper")

@@ -7,9 +7,8 @@ import torch
 
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.averages import update_averages
-from learned_samplers.learned.features import features
 from learned_samplers.learned.preconditioned import PreconditionedSettings, l2e_precond_rule
-from tests.learned_samplers.learned.cases import network, phi_of
+from tests.learned_samplers.learned.cases import features, network, phi_of
 
 
 @pytest.mark.parametrize("clips", [(5.0, 100.0), (1.05, 1.1)])

@@ -9,7 +9,6 @@ import pretrained
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.averages import update_averages
 from learned_samplers.learned.feature_sets import FEATURE_SETS
-from learned_samplers.learned.features import features
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.network import apply_network
 from learned_samplers.learned.weights import save
@@ -19,6 +18,7 @@ from meta_tasks.objectives import BMALoss
 from meta_tasks.rules.base import Hyperparameters, MemberStep
 from meta_tasks.rules.classical import SGHMCRule
 from meta_tasks.rules.learned import L2ERule, PrecondL2ERule
+from tests.learned_samplers.learned.cases import features
 from tests.meta_tasks.toy_tasks import image_task
 
 
