@@ -67,10 +67,10 @@ class FeatureSet:
         """Names of the features with one value a tensor."""
         if not self.adaptive:
             return ()
-        context = ("log_kick", "log_parameter", "log_momentum", "log_displacement")
-        context += (*(f"log_coherence_{d:g}" for d in COHERENCE_DECAYS), "log_size")
-        context += (*(f"time_{time}" for time in self.times), "log_data")
-        return context + (("progress", "has_total", "is_matrix") if self.matrix else ())
+        magnitudes = ("log_kick", "log_parameter", "log_momentum", "log_displacement")
+        coherences, times = (f"log_coherence_{d:g}" for d in COHERENCE_DECAYS), (f"time_{time}" for time in self.times)
+        of_matrices = ("progress", "has_total", "is_matrix") if self.matrix else ()
+        return (*magnitudes, *coherences, "log_size", *times, "log_data", *of_matrices)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
