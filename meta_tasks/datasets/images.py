@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -37,7 +37,9 @@ class Splits:
 
     def with_splits(self, **splits: Examples) -> Self:
         """The same data with other inputs and labels of some splits, ``train=(x, y)``."""
-        changed = {f"{name}_{letter}": x for name, part in splits.items() for letter, x in zip("xy", part)}
+        changed: dict[str, Any] = {
+            f"{name}_{letter}": x for name, part in splits.items() for letter, x in zip("xy", part)
+        }
         return replace(self, **changed)
 
     @property
