@@ -40,8 +40,8 @@ def test_every_guard_that_applies_is_called():
             sampler.step()
 
     files = passed(step)[0]
-    expected = {"overflow", "precision", "schedule", "hyperparameters", "broken_off"}
-    assert {f"base/guards/{name}.py" for name in expected} | {"base/prior_mean.py"} <= files
+    expected = {"overflow", "precision", "hyperparameters", "broken_off"}
+    assert {f"base/guards/{name}.py" for name in expected} | {"base/prior_mean.py", "classical/cyclical.py"} <= files
 
 
 @pytest.mark.parametrize(("settings", "passes"), [({"master_weights": False}, False), ({"prior_mean": None}, True)])
