@@ -185,8 +185,10 @@ def weighted(sample_weight: Any, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarr
     """
     if sample_weight is None:
         return x, y, None
-    weights = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
+    if (count := np.count_nonzero(np.asarray(sample_weight))) > 0:  # else scikit-learn's message has no name
+        weights = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
+        count = np.count_nonzero(weights)
+    if count < 2:
+        raise ValueError(f"sample_weight must be above 0 for two rows at least, got {count} of {len(x)}")
     counted = weights > 0
-    if counted.sum() < 2:
-        raise ValueError(f"sample_weight must be above 0 for two rows at least, got {counted.sum()} of {len(x)}")
     return x[counted], y[counted], weights[counted]
