@@ -116,38 +116,24 @@ class AdapterSamples(SampleCollection):
             entries = [Entry(k, 0, k) for k in range(1, len(places) + 1)]
             if not places:
                 raise ValueError("adapters must name at least one adapter folder, got none")
-        had_adapter = hasattr(model, "peft_config")
-        wrapped = attached(model, places)
-        try:
-            return AdapterSamples._of_folders(adapters, adapted(wrapped), places, entries, content, kept_on)
-        except BaseException:
-            if not had_adapter:  # the base as it was
-                wrapped.unload()
-                vars(model).pop("peft_config", None)
-            raise
-
-    @staticmethod
-    def _of_folders(
-        adapters: Any,
-        network: Any,
-        places: Sequence[Path],
-        entries: Sequence[Entry],
-        content: Mapping[str, Any],
-        kept_on: torch.device,
-    ) -> AdapterSamples:
-        names, parameters = saved_names(network), parameters_of(network)
-        sampled = set(names.values())
-        shapes = {name: list(parameter.shape) for name, parameter in parameters.items() if name in sampled}
-        snapshots = Snapshots(network, list(shapes), "refuse", store_frozen=False, dtype=None, device=kept_on)
-        fixed, frozen = snapshots.first_unsampled()
-        for name, digest in content.get("frozen", {}).items():
-            if frozen.get(name) != digest:
-                raise ValueError(f"{adapters}: its samples adapt another base, {name!r} of this model has other values")
-        store = MemoryStore()
-        samples = [on_device(read_adapter(place, names, shapes), kept_on) for place in places]
-        store.commit(entries, dict(zip(entries, samples, strict=True)), store.progress)
-        store.set_fixed(fixed, frozen)
-        return AdapterSamples(network, store, {"shapes": shapes, "buffers": "refuse", "origin": content.get("origin")})
+        with attached(model, places) as wrapped:
+            network = adapted(wrapped)
+            names, parameters = saved_names(network), parameters_of(network)
+            sampled = set(names.values())
+            shapes = {name: list(parameter.shape) for name, parameter in parameters.items() if name in sampled}
+            snapshots = Snapshots(network, list(shapes), "refuse", store_frozen=False, dtype=None, device=kept_on)
+            fixed, frozen = snapshots.first_unsampled()
+            for name, digest in content.get("frozen", {}).items():
+                if frozen.get(name) != digest:
+                    raise ValueError(
+                        f"{adapters}: its samples adapt another base, {name!r} of this model has other values"
+                    )
+            store = MemoryStore()
+            samples = [on_device(read_adapter(place, names, shapes), kept_on) for place in places]
+            store.commit(entries, dict(zip(entries, samples, strict=True)), store.progress)
+            store.set_fixed(fixed, frozen)
+            settings = {"shapes": shapes, "buffers": "refuse", "origin": content.get("origin")}
+            return AdapterSamples(network, store, settings)
 
     # -- language models ------------------------------------------------------------------------------------------
 
@@ -159,7 +145,7 @@ class AdapterSamples(SampleCollection):
         Args:
             inputs: ``input_ids`` (N, T) and what else the causal language model takes.
             labels: the tokens to score, (N, T), −100 for those that are not; None for all with ``attention_mask`` 1.
-                The first token has no prediction.
+                The first token has no prediction, nor the first after padding.
             options: as in :meth:`predict`; logits of ``batch_size`` texts and ``sample_chunk`` adapters are in memory.
 
         Returns:

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -159,11 +160,21 @@ def read_adapter(place: Path, names: Mapping[str, str], shapes: Mapping[str, Seq
     return sample
 
 
-def attached(model: Any, places: Sequence[Path]) -> Any:
-    """Return the model with an adapter like those in the folders; one that has none gets it, in place."""
+@contextmanager
+def attached(model: Any, places: Sequence[Path]) -> Iterator[Any]:
+    """The model with an adapter like those in the folders; a base gets it, in place, until an error within."""
     peft = require("peft", "adapters")
     config = common_config(places)
-    if not isinstance(model, peft.PeftModel):
-        return peft.PeftModel.from_pretrained(model, str(places[0]))
-    refuse_other_config(model.peft_config[active(model)], config, "model", str(places[0]))
-    return model
+    if isinstance(model, peft.PeftModel):
+        refuse_other_config(model.peft_config[active(model)], config, "model", str(places[0]))
+        yield model
+        return
+    had_adapter = hasattr(model, "peft_config")
+    wrapped = peft.PeftModel.from_pretrained(model, str(places[0]))
+    try:
+        yield wrapped
+    except BaseException:
+        if not had_adapter:
+            wrapped.unload()
+            vars(model).pop("peft_config", None)
+        raise
