@@ -60,6 +60,7 @@ SLOW = frozenset(
         "learned_samplers/classical/test_sgnht.py",
         "learned_samplers/classical/test_whitened.py",
         "learned_samplers/diagnostics/test_learning_coefficient.py",
+        "learned_samplers/estimators/test_base.py",
         "learned_samplers/estimators/test_classifier.py",
         "learned_samplers/estimators/test_module.py",
         "learned_samplers/estimators/test_priors.py",

@@ -61,6 +61,8 @@ def run(sampler: Callable[..., Any], target: Target, lr: float, gradients: int, 
     except TypeError as error:
         names = ", ".join(f"{name}=" for name in keywords)
         raise TypeError(f"sampler must be made from (params, {names}): {error}") from error
+    except ValueError as error:  # a rate that it refuses
+        return {"lr": lr, "diverged": str(error)[:100]}
     full, used = torch.arange(target.num_data), 0
 
     def closure() -> torch.Tensor:

@@ -34,3 +34,17 @@ def test_the_scores_are_shares_of_pairs_and_of_strangers():
     assert auroc(row, NEW) == pytest.approx((0 + 50 + 99 + 100) / 400)
     assert flagged(row, NEW) == 0.5
     assert flagged(row, KNOWN) == 0.05
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seeds", "0"], "--seeds must be at least 1 and --epochs 2, got 0 and 280"),
+        (["--epochs", "1"], "--seeds must be at least 1 and --epochs 2, got 2 and 1"),
+        (["--show", "none"], "--show must be a file that a run has saved, got none"),
+    ],
+)
+def test_what_it_cannot_run_ends_in_one_line(words, message, capsys):
+    with pytest.raises(SystemExit):
+        main(words)
+    assert message in capsys.readouterr().err

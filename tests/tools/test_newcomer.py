@@ -56,3 +56,9 @@ def test_the_line_of_the_first_page_predicts_as_well_as_the_sgd_it_replaces(monk
     hot = functools.partial(SGHMC, lr=0.05, prior_precision=1.0, temperature=10.0)
     monkeypatch.setitem(newcomer.METHODS, "too hot", lambda model, n: hot(model.parameters(), num_data=n))
     assert difference("digits", "too hot") > 0.06
+
+
+def test_no_seeds_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        newcomer.parse(["--seeds", "0"])
+    assert "--seeds must be at least 1, got 0" in capsys.readouterr().err

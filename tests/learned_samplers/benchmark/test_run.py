@@ -92,6 +92,8 @@ def test_a_rate_that_a_sampler_refuses_says_why():
         return Refusing(params, settings["lr"])
 
     assert run(refusing, TARGETS["regression"](), 1.0, 1000)["diverged"] == "lr is far too large"
+    entropy = run(named("EntropyMCMC", 1000), TARGETS["regression"](), 100.0, 1000)  # refuses it when it is made
+    assert "lr must be below num_data·guide_variance" in entropy["diverged"]
 
 
 def test_rates_begin_at_a_default():

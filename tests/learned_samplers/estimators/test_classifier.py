@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from learned_samplers.estimators import BayesianMLPClassifier
-from tests.learned_samplers.estimators.test_regressor import SMALL, table
+from tests.learned_samplers.estimators.common import SMALL, table
 
 #: The fits are cut short on purpose: their chains have not settled.
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

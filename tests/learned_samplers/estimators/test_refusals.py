@@ -7,7 +7,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 from learned_samplers.estimators import BayesianMLPClassifier, BayesianMLPRegressor, base
-from tests.learned_samplers.estimators.test_regressor import SMALL, table
+from tests.learned_samplers.estimators.common import SMALL, table
 
 #: The fits are cut short on purpose: their chains have not settled.
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
