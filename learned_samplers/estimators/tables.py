@@ -189,6 +189,6 @@ def weighted(sample_weight: Any, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarr
         weights = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
         count = np.count_nonzero(weights)
     if count < 2:
-        raise ValueError(f"sample_weight must be above 0 for two rows at least, got {count} of {len(x)}")
+        raise ValueError(f"sample_weight must be above zero for two rows at least, got {count} of {len(x)}")
     counted = weights > 0
     return x[counted], y[counted], weights[counted]
