@@ -63,16 +63,22 @@ class LeanRule(SamplerRule):
         rows[:, 3:].lerp_(at.gradient.unsqueeze(1), _SHARES)
         squares = segments.mean_square(rows)
         factors = torch.rsqrt(squares + FLOOR) * prepared[0].unsqueeze(-1)
-        fixed = torch.zeros_like(theta)
-        for i, (start, stop) in enumerate(pairwise(segments.edges)):
-            part = fixed[:, start:stop]
-            for k in (0, 1, *range(3, 9)):
-                part.addcmul_(rows[:, k, start:stop], factors[:, k, i : i + 1])
+        factors[:, 2] = 0.0
+        fixed = torch.cat(
+            [
+                torch.bmm(factors[:, None, :, i], rows[..., start:stop]).squeeze(1)
+                for i, (start, stop) in enumerate(pairwise(segments.edges))
+            ],
+            1,
+        )
+        of_others = self._exponent(prepared[1], squares, at)
 
         def beta(square: Tensor) -> Tensor:
-            gain = self._gain(prepared[1], squares, square, at)
+            log_momentum = (square + SMALL).log_().mul_(0.5 * LOG_SCALE)
+            exponent = torch.addcmul(of_others, prepared[1][:, 2], log_momentum)
+            gain = exponent.clamp_(-LARGEST_GAIN, LARGEST_GAIN).exp_()
             of_momentum = prepared[0][:, 2:3] * torch.rsqrt(square + FLOOR) * gain
-            return segments.expand(gain) * fixed + segments.expand(of_momentum) * momentum
+            return (segments.expand(gain) * fixed).addcmul_(segments.expand(of_momentum), momentum)
 
         friction = a * beta(squares[:, 2])
         force: dict[str, Any] = dict(num_data=hyper.num_data, prior_precision=hyper.prior_precision)
@@ -83,13 +89,12 @@ class LeanRule(SamplerRule):
         return IN_PLACE.add(theta, beta(segments.mean_square(momentum)), step_size), (rows,)
 
     @staticmethod
-    def _gain(weights: Tensor, squares: Tensor, momentum: Tensor, at: MemberStep) -> Tensor:
-        """exp(c·y + c₀) of every tensor, (P, S); ``momentum`` is the mean square of r."""
+    def _exponent(weights: Tensor, squares: Tensor, at: MemberStep) -> Tensor:
+        """c·y + c₀ of every tensor without the momentum's part, (P, S)."""
         gradient, parameter = squares[:, 0], squares[:, 1]
-        y = [gradient * (at.hyper.lr * at.hyper.num_data) + SMALL, parameter + SMALL, momentum + SMALL]
+        y = [gradient * (at.hyper.lr * at.hyper.num_data) + SMALL, parameter + SMALL]
         for d in COHERENCES:
             average = squares[:, 3 + AVERAGE_DECAYS.index(d)] / (1 - d ** (at.step + 1)) ** 2
             y.append((average + TINY) / (gradient + TINY))
         logs = torch.stack(y, 1).log_().mul_(0.5 * LOG_SCALE)
-        exponent = (weights[:, :-1] * logs).sum(1) + weights[:, -1]
-        return exponent.clamp_(-LARGEST_GAIN, LARGEST_GAIN).exp_()
+        return (weights[:, [0, 1, 3, 4]] * logs).sum(1).add_(weights[:, 5])
