@@ -127,7 +127,8 @@ class Monitor:
             for result in done.results:
                 for kind, curve in result.curves.items():
                     axes.plot(curve, label=kind)
-            axes.legend(fontsize="x-small")
+            if len(axes.lines) <= 12:  # more leave no room for the axes
+                axes.legend(fontsize="x-small")
             self._writer.add_figure("inner_loop/curves", figure, number)
 
     @_for_the_log

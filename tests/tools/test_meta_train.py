@@ -244,3 +244,14 @@ def test_the_options_are_those_of_the_sampler_and_the_method(capsys):
     assert not {"--curl-clip", "--num-chains", "--direction-share", "--averages-dtype"} & l2e
     assert not {"--beta-scale", "--sigma", "--start-feature"} & chains
     assert "--hidden" not in linear
+
+
+def test_the_papers_estimator_divides_by_no_loss_and_averages_nothing(tmp_path):
+    printed = ["--shaping", "none", "--averaging", "0"]
+    runs = [make_trainer(parse(["--folder", str(tmp_path / str(len(more))), *TINY, *more])) for more in (printed, [])]
+    losses = torch.tensor([[3.0, 1.0]])
+    gradients = [run.estimator.gradient(0, [(0, 0)], losses, 4) for run in runs]
+    torch.testing.assert_close(gradients[0], 2.0 * gradients[1])  # the pair's mean loss is 2
+    assert [run.settings.averaging for run in runs] == [0.0, 0.98]
+    for run in runs:
+        run.close()

@@ -193,7 +193,9 @@ class EvolutionOptions(HorizonOptions):
     pairs: int = 4  # Antithetic pairs in an iteration.
     pairs_per_task: int = 1  # Number of pairs that share a task and run as one batch.
     tasks_per_job: int = 1  # Tasks in one unit of work; of tasks with one network all members run as one batch.
-    limit: float | None = None  # Bound on the pairs' loss differences, each in units of its losses.
+    # What a pair's loss difference is divided by: its mean loss, or (the paper's estimator) nothing.
+    shaping: Literal["mean", "none"] = "mean"
+    limit: float | None = None  # Bound on the pairs' loss differences after that.
 
     def make(self) -> Estimator:
         """The estimator; ValueError where an option is out of range."""
@@ -201,7 +203,7 @@ class EvolutionOptions(HorizonOptions):
 
     def _shared(self) -> dict[str, Any]:
         shared = {"pairs_per_task": self.pairs_per_task, "tasks_per_job": self.tasks_per_job}
-        return {**shared, "shaping": Shaping("mean", self.limit)}
+        return {**shared, "shaping": Shaping(self.shaping, self.limit)}
 
 
 @dataclass(frozen=True)
