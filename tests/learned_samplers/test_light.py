@@ -118,11 +118,7 @@ def test_every_extra_that_is_named_exists():
 
 @pytest.mark.parametrize(
     "imports",
-    [
-        "import higher; import learned_samplers",
-        "import learned_samplers.differentiable; import higher",
-        "import learned_samplers; import higher; import learned_samplers.differentiable",
-    ],
+    ["import higher; import learned_samplers", "import learned_samplers.differentiable; import higher"],
 )
 def test_higher_knows_the_samplers(imports):
     program = f"""

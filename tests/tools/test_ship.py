@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import meta_train
 import pytest
 import ship
 import torch
-from experiments.meta_training import law
+from experiments.meta_training import law, replaced
 from experiments.meta_training.replaced import difference_of, held_out_losses
 
 import pretrained
@@ -182,8 +183,10 @@ def test_weights_are_measured_against_those_that_they_replace(tmp_path):
         network[-1].bias[1] += 1e6  # a constant drift
     weights.save(tmp_path / "worse.safetensors", network, card)
     common = ["--replaces", str(source), "--tasks", "5", "--coordinates", "60", "--out", str(tmp_path)]
-    with pytest.raises(SystemExit, match="the new weights are worse"):
-        ship.main([str(tmp_path / "worse.safetensors"), "new", *common])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replaced, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))  # starts at once
+        with pytest.raises(SystemExit, match="the new weights are worse"):
+            ship.main([str(tmp_path / "worse.safetensors"), "new", *common])
     assert not (tmp_path / "new.safetensors").exists()
     ship.main([str(source), "new", *common])
     comparison = weights.load_card(tmp_path / "new.safetensors")["metrics"]["replaced"]

@@ -16,4 +16,4 @@ def table(rows=200, seed=0):
 
 
 def regressor(**settings):
-    return BayesianMLPRegressor(**{**SMALL, "n_steps": 600, "tuning_steps": 400, "n_samples": 20, **settings})
+    return BayesianMLPRegressor(**{**SMALL, "n_steps": 300, "tuning_steps": 200, "n_samples": 20, **settings})

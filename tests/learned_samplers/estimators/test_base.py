@@ -172,7 +172,7 @@ def test_a_weight_of_two_is_a_row_twice_and_none_is_no_row():
     y = y + 20 * right
     far = np.r_[y, y[left] + 30]  # rows that are to count nothing
     tall = np.r_[x, x[left]]
-    settings = {"noise": "homoscedastic", "n_chains": 4, "warmup_steps": 300, "tuning_steps": 200, "n_steps": 300}
+    settings = {"noise": "homoscedastic", "n_chains": 4, "warmup_steps": 200, "tuning_steps": 100, "n_steps": 150}
     plain = regressor(**settings).fit(x, y)
     weighted = regressor(**settings).fit(tall, far, np.r_[np.ones(60), np.zeros(left.sum())])
     ignored = regressor(**settings).fit(tall, far)

