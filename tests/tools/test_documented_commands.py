@@ -10,7 +10,6 @@ from typing import Any
 
 import benchmark
 import function_space
-import lean_l2e
 import newcomer
 import pytest
 import ship
@@ -42,7 +41,6 @@ def by_fields(options: type) -> Any:
 
 FIELDS = {
     "audit": AuditOptions,
-    "lean_l2e": lean_l2e.Options,
     "tables": TablesOptions,
     "ship": ship.Options,
 }
