@@ -58,12 +58,8 @@ class Minibatches:
         self.batch_size = min(batch_size, num_data)
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
-    def indices(self, step: int) -> Tensor:
-        """Indices (batch_size,) into the training set of minibatch ``step`` = 0, 1, …"""
-        return self.rows(step, 1)[0]
-
     def rows(self, first: int, count: int) -> Tensor:
-        """Indices (count, batch_size) of the minibatches from ``first`` on."""
+        """Indices (count, batch_size) into the training set of the minibatches ``first`` = 0, 1, … and after it."""
         an_epoch = self.num_data // self.batch_size
         pieces, stop = [], first + count
         while first < stop:

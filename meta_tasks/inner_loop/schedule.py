@@ -79,12 +79,6 @@ class Schedule:
         step = done_in_cycle(step, self.cycle_length)
         return step > self.burn_in and (step - self.burn_in) % self.thinning == 0
 
-    @property
-    def num_samples(self) -> int:
-        """K, states collected in all."""
-        cycle = self.cycle_length or self.steps
-        return self.steps // cycle * ((cycle - self.burn_in) // self.thinning)
-
 
 @dataclass(frozen=True)
 class Horizon:

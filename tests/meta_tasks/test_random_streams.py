@@ -19,18 +19,18 @@ def test_a_key_fixes_the_numbers_and_any_other_key_gives_others():
 
 def test_an_epoch_visits_every_point_once_in_a_fresh_order():
     batches = Minibatches(3, 12, 4)
-    epochs = [torch.cat([batches.indices(step) for step in range(e * 3, e * 3 + 3)]) for e in range(3)]
+    epochs = [batches.rows(3 * epoch, 3).flatten() for epoch in range(3)]
     for epoch in epochs:
         assert sorted(epoch.tolist()) == list(range(12))
     assert not torch.equal(epochs[0], epochs[1])
 
 
 def test_a_minibatch_depends_on_the_step_alone():
-    forward = [Minibatches(3, 10, 4).indices(step) for step in range(9)]
+    forward = [Minibatches(3, 10, 4).rows(step, 1) for step in range(9)]
     batches = Minibatches(3, 10, 4)
     for step in reversed(range(9)):
-        assert torch.equal(batches.indices(step), forward[step])
-    assert len(Minibatches(3, 5, 64).indices(0)) == 5  # no more points than there are
+        assert torch.equal(batches.rows(step, 1), forward[step])
+    assert Minibatches(3, 5, 64).rows(0, 1).shape == (1, 5)  # no more points than there are
 
 
 def test_log_uniform_has_a_uniform_logarithm():
