@@ -6,8 +6,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 #: Import names of what comes with the extras.
 OPTIONAL = {
@@ -52,12 +50,51 @@ def run(program: str) -> str:
     return done.stdout
 
 
-def test_the_import_loads_torch_numpy_and_little_else():
-    # torch itself may load some (its compiler looks for tqdm, say): only what it does not is ours.
-    program = "import sys, torch, torch.func; before = set(sys.modules); import learned_samplers, pretrained; "
-    loaded = set(run(program + "print(*sorted(set(sys.modules) - before))").split())
-    assert "learned_samplers.base.sampler" in loaded
-    assert not {name for name in loaded if name.partition(".")[0] in OPTIONAL} | (loaded & SLOW)
+#: What must hold in an interpreter that has imported nothing else, from what loads the least to what loads the most.
+#: torch itself may load some (its compiler looks for tqdm, say): only what it does not is ours.
+IMPORTS = f"""
+import sys, torch, torch.func
+before = set(sys.modules)
+def heavy(*more):
+    return {{name for name in set(sys.modules) - before if name.partition(".")[0] in {OPTIONAL!r}.union(more)}}
+
+import learned_samplers
+assert "learned_samplers.base.sampler" in sys.modules and not {{"pretrained", "meta_tasks"}} & set(sys.modules)
+import pretrained
+assert not heavy() | ({SLOW!r} & set(sys.modules) - before)
+
+from learned_samplers import SampleCollection
+model = torch.nn.Linear(4, 3)
+weights = [{{name: torch.randn(w.shape) for name, w in model.state_dict().items()}} for _ in range(2)]
+SampleCollection.from_samples(model, weights).predict(torch.ones(2, 4))
+assert "torch._dynamo" not in sys.modules, "the first prediction imports the compiler"
+
+from learned_samplers import diagnostics, metrics, plots, posterior
+import learned_samplers.meta.tasks.task
+from learned_samplers.meta import tasks
+from learned_samplers import meta, pretrained
+from learned_samplers.pretrained import names
+import meta_tasks.tasks.task, pretrained as direct
+assert meta is meta_tasks and pretrained is direct and names is direct.names
+assert tasks is meta_tasks.tasks and learned_samplers.meta.tasks.task is meta_tasks.tasks.task
+assert meta_tasks.tasks.task.__spec__.name == "meta_tasks.tasks.task"
+try:
+    import learned_samplers.meta.nothing
+except ModuleNotFoundError as error:
+    assert "meta_tasks.nothing" in str(error)
+else:
+    raise AssertionError
+
+import meta_tasks.estimators, meta_tasks.inner_loop, meta_tasks.objectives, meta_tasks.training
+assert not heavy("xarray", "triton"), heavy("xarray", "triton")
+
+plots.cosine_similarity_map([[1.0]])
+assert "matplotlib.pyplot" not in sys.modules
+"""
+
+
+def test_imports_load_what_is_needed_and_aliases_are_the_packages():
+    run(IMPORTS)
 
 
 def test_the_headline_runs_on_random_data_in_a_bare_install():
@@ -116,15 +153,10 @@ def test_every_extra_that_is_named_exists():
     assert {"metrics", "plots", "arviz", "higher", "meta", "estimators"} <= named <= set(extras)
 
 
-@pytest.mark.parametrize(
-    "imports",
-    ["import higher; import learned_samplers", "import learned_samplers.differentiable; import higher"],
-)
-def test_higher_knows_the_samplers(imports):
-    program = f"""
+def test_higher_knows_the_samplers_if_it_is_imported_first():
+    program = """
 import warnings; warnings.simplefilter("ignore")
-{imports}
-import torch
+import higher, learned_samplers, torch
 model = torch.nn.Linear(2, 1)
 with higher.innerloop_ctx(model, learned_samplers.SGHMC(model.parameters(), 0.1, 10)) as (net, twin):
     print(type(twin).__name__)

@@ -1,8 +1,4 @@
-"""Plots: what is drawn is what was given, in the axes given, and heavy libraries are imported only when needed."""
-
-import subprocess
-import sys
-from pathlib import Path
+"""Plots: what is drawn is what was given, in the axes given."""
 
 import numpy as np
 import pytest
@@ -78,19 +74,3 @@ def test_barrier_lines():
     mean = line(ax, "2 pairs,\nmean barrier 1")  # barriers 2 and 0
     np.testing.assert_allclose(mean.get_ydata(), LINES.losses.mean(0))
     assert len(ax.lines) == 3
-
-
-SCRIPT = """
-import sys
-sys.path.insert(0, {root!r})
-from learned_samplers import diagnostics, metrics, plots, posterior
-heavy = {{"arviz", "torchmetrics", "matplotlib", "xarray"}}
-assert not heavy & set(sys.modules), heavy & set(sys.modules)
-plots.cosine_similarity_map([[1.0]])
-assert "matplotlib.pyplot" not in sys.modules
-"""
-
-
-def test_heavy_libraries_are_imported_late_and_pyplot_never():
-    root = str(Path(__file__).parents[2])
-    subprocess.run([sys.executable, "-c", SCRIPT.format(root=root)], check=True, timeout=300)

@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 import torch._dynamo
+import torch._inductor.config
 from torch._dynamo.utils import counters
 
 from learned_samplers import SGHMC, SGLD, AdaptedSGHMC, PosteriorSamples
@@ -61,7 +62,7 @@ MEAN = {"prior_precision": 40.0, "prior_mean": [torch.full((4, 3), 2.0), torch.f
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("L2E", {}), ("SGLD", MEAN), ("SGHMC", MEAN)],
+    [("L2E", {}), ("SGHMC", MEAN)],
 )
 def test_compiled_at_temperature_zero_equals_eager(name, settings):
     """The prior's mean is compiled with the step."""
@@ -79,7 +80,8 @@ def test_compiled_at_temperature_zero_equals_eager(name, settings):
         assert torch.allclose(x, z, atol=0.01) == (not settings), "the mean has no effect"
 
 
-def test_compiled_by_inductor_a_step_moves_as_it_should_and_its_noise_has_the_right_spread():
+def test_compiled_by_inductor_a_step_moves_as_it_should_and_its_noise_has_the_right_spread(monkeypatch):
+    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)  # starts no processes
     torch._dynamo.reset()
     p = torch.zeros(50_000, requires_grad=True)
     p.grad = torch.ones_like(p)

@@ -4,8 +4,6 @@ import copy
 import functools
 import io
 import os
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -331,15 +329,3 @@ def test_what_is_said_once_is_said_once_by_eight_threads(monkeypatch):
     assert len(warnings_of_threads(walk())) == 1
     monkeypatch.setattr(Once, "__call__", lambda self: True)  # planted
     assert len(warnings_of_threads(in_one_batch(), output="binary", batch_size=20, vectorize=False)) > 2
-
-
-def test_the_first_prediction_of_a_process_does_not_import_the_compiler():
-    code = """
-import sys, torch
-from learned_samplers import SampleCollection
-network = torch.nn.Linear(4, 3)
-weights = [{name: torch.randn(w.shape) for name, w in network.state_dict().items()} for _ in range(2)]
-SampleCollection.from_samples(network, weights).predict(torch.ones(2, 4))
-sys.exit("torch._dynamo" in sys.modules)
-"""
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
