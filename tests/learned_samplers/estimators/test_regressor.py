@@ -3,10 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from scipy.integrate import quad
-from sklearn.model_selection import cross_val_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from learned_samplers.estimators import (
     BayesianMLPClassifier,
@@ -19,9 +15,8 @@ from tests.learned_samplers.estimators.common import SMALL, regressor, table
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 
-@pytest.mark.parametrize("likelihood", ["gaussian", "student"])
-@pytest.mark.parametrize("noise", ["heteroscedastic", "homoscedastic"])
-def test_spread_intervals_and_density(noise, likelihood):
+@pytest.mark.parametrize(("noise", "likelihood"), [("heteroscedastic", "student"), ("homoscedastic", "gaussian")])
+def test_spread_intervals_density_and_draws(noise, likelihood):
     model = regressor(noise=noise, likelihood=likelihood).fit(*table())
     x, y = table(1000, seed=1)
     mean, std = model.predict(x, return_std=True)
@@ -31,16 +26,18 @@ def test_spread_intervals_and_density(noise, likelihood):
     assert abs(((low < y) & (y < high)).mean() - 0.9) < 0.07
     ratio = std[x[:, 1] > 0.2].mean() / std[x[:, 1] < -0.2].mean()
     assert ratio > 2 if noise == "heteroscedastic" else 0.7 < ratio < 1.4
-    one = x[:1]
-
-    def density(at):
-        return np.exp(model.log_density(one, [at])[0])
-
-    limits = {"limit": 300, "points": [mean[0]]}
-    assert quad(density, mean[0] - 60, mean[0] + 60, **limits)[0] == pytest.approx(1, abs=2e-3)
-    assert quad(density, low[0], high[0])[0] == pytest.approx(0.9, abs=1e-3)
-    second = quad(lambda at: (at - mean[0]) ** 2 * density(at), mean[0] - 200, mean[0] + 200, **limits)[0]
+    grid = np.linspace(mean[0] - 100, mean[0] + 100, 40_001)
+    density = np.exp(model.log_density(np.repeat(x[:1], len(grid), 0), grid)) * (grid[1] - grid[0])
+    assert density.sum() == pytest.approx(1, abs=2e-3)
+    assert density[(low[0] < grid) & (grid < high[0])].sum() == pytest.approx(0.9, abs=1e-3)
+    second = (density * (grid - mean[0]) ** 2).sum()
     assert second**0.5 == pytest.approx(std[0], rel=0.02 if likelihood == "gaussian" else 0.1)
+    draws = model.sample_y(x[:3], 40_000)
+    assert draws.shape == (3, 40_000)
+    np.testing.assert_allclose(
+        np.quantile(draws, [0.1, 0.5, 0.9], axis=1).T, model.predict(x[:3], quantiles=(0.1, 0.5, 0.9)), atol=0.1
+    )
+    np.testing.assert_array_equal(model.sample_y(x, 2, random_state=1), model.sample_y(x, 2, random_state=1))
 
 
 def test_with_known_noise_a_linear_network_has_the_posterior_in_closed_form():
@@ -68,14 +65,13 @@ def test_with_known_noise_a_linear_network_has_the_posterior_in_closed_form():
 
 
 def test_a_student_likelihood_is_not_led_by_outliers():
-    x, y = table(200)
-    y[::20] += 60
+    x, y = table(100)
+    y[::10] += 60
     truth = 10 + 3 * x[:, 0]
-    settings = {"noise": "homoscedastic", "tuning_steps": 100, "n_steps": 200}
-    errors = [
-        np.sqrt(np.mean((regressor(likelihood=name, **settings).fit(x, y).predict(x) - truth) ** 2))
-        for name in ("gaussian", "student")
-    ]
+    errors = []
+    for name in ("gaussian", "student"):
+        model = BayesianMLPRegressor(**SMALL, noise="homoscedastic", likelihood=name).fit(x, y)
+        errors.append(np.sqrt(np.mean((model.predict(x) - truth) ** 2)))
     assert errors[1] < 0.5 * errors[0]
 
 
@@ -93,13 +89,6 @@ def test_integers_that_repeat_are_not_known_better_than_rounding(monkeypatch):
     assert worst[False] < -100
 
 
-def test_in_a_pipeline_and_cross_validated():
-    x, y = table()
-    assert cross_val_score(make_pipeline(StandardScaler(), BayesianMLPRegressor(**SMALL)), x, y, cv=2).mean() > 0.3
-    scores = cross_val_score(BayesianMLPClassifier(**SMALL), x, np.where(x[:, 0] > 0, "up", "down"), cv=2)
-    assert scores.mean() > 0.9
-
-
 def test_odd_tables(monkeypatch):
     """A constant column, three rows, large numbers, a class with one member, and more rows than fit."""
     x, y = table()
@@ -113,8 +102,8 @@ def test_odd_tables(monkeypatch):
     np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-6)
     monkeypatch.setattr(base, "FULL_ROWS", 100)
     monkeypatch.setattr(base, "BATCH", 50)
-    assert regressor().fit(x, y).score(x, y) > 0.5
-    assert regressor(batch_size=64).fit(x, y).score(x, y) > 0.5
+    assert BayesianMLPRegressor(**SMALL).fit(x, y).score(x, y) > 0.5
+    assert BayesianMLPRegressor(**SMALL, batch_size=64).fit(x, y).score(x, y) > 0.5
 
 
 def test_units_are_of_no_account():
@@ -180,7 +169,7 @@ def test_tables_in_double_precision_by_default_and_constant_targets():
 def test_several_targets_share_a_network(noise):
     x, y = table(200)
     second = 100 - 5 * x[:, 1] + 0.5 * np.random.default_rng(1).standard_normal(200)
-    model = regressor(noise=noise).fit(x, np.c_[y, second])
+    model = regressor(noise=noise, n_steps=200, tuning_steps=100).fit(x, np.c_[y, second])
     new, targets = table(300, seed=1)
     mean, std = model.predict(new, return_std=True)
     low, high = model.predict_interval(new)
@@ -191,9 +180,9 @@ def test_several_targets_share_a_network(noise):
     covariance = model.predict(new, return_cov=True)[1]
     np.testing.assert_allclose(covariance[:, [0, 1], [0, 1]], std**2)
     assert (np.linalg.eigvalsh(covariance) > 0).all()
-    draws = model.sample_y(new, 2000)
-    assert draws.shape == (300, 2, 2000)
-    np.testing.assert_allclose(draws.mean(-1), mean, atol=0.3)
+    draws = model.sample_y(new[:50], 2000)
+    assert draws.shape == (50, 2, 2000)
+    np.testing.assert_allclose(draws.mean(-1), mean[:50], atol=0.3)
     joint = model.log_density(new[:1], mean[:1])
     grid = np.linspace(-6, 6, 81)
     steps = std[0] * (grid[1] - grid[0])
@@ -201,18 +190,6 @@ def test_several_targets_share_a_network(noise):
     total = np.exp(model.log_density(np.repeat(new[:1], len(points), 0), points)).sum() * steps.prod()
     assert total == pytest.approx(1, abs=0.02)
     assert np.isfinite(joint).all()
-
-
-@pytest.mark.parametrize("likelihood", ["gaussian", "student"])
-def test_draws_have_the_predictive_distribution(likelihood):
-    x, y = table(60)
-    model = regressor(likelihood=likelihood).fit(x, y)
-    draws = model.sample_y(x[:3], 40_000)
-    assert draws.shape == (3, 40_000)
-    np.testing.assert_allclose(
-        np.quantile(draws, [0.1, 0.5, 0.9], axis=1).T, model.predict(x[:3], quantiles=(0.1, 0.5, 0.9)), atol=0.1
-    )
-    np.testing.assert_array_equal(model.sample_y(x, 2, random_state=1), model.sample_y(x, 2, random_state=1))
 
 
 def test_conformal_intervals_hold_targets_whatever_their_law():
@@ -233,7 +210,7 @@ def test_conformal_intervals_hold_targets_whatever_their_law():
             held.append(((low <= test[1]) & (test[1] <= high)).mean())
     assert np.mean(held[1::2]) == pytest.approx(0.8, abs=0.04)  # 200 rows calibrate: one fit scatters by 0.03
     assert np.mean(held[::2]) > 0.86
-    few = regressor(calibration_fraction=0.1).fit(*rows(30))
+    few = BayesianMLPRegressor(**SMALL, calibration_fraction=0.1).fit(*rows(30))
     assert np.isinf(few.predict_interval(test[0][:2], 0.9, conformal=True)[1]).all()
 
 
