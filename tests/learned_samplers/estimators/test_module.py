@@ -1,5 +1,7 @@
 """Estimators as modules: what is exported predicts as the estimator does, in a file and for any number of rows."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -27,6 +29,7 @@ def traced(module, x, path):
     return torch.jit.load(path)
 
 
+@cache
 def fitted(kind, columns=3, **settings):
     random = np.random.default_rng(0)
     x = 100 + 5 * random.standard_normal((60, columns))

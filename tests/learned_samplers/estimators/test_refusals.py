@@ -7,12 +7,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 from learned_samplers.estimators import BayesianMLPClassifier, BayesianMLPRegressor, base
-from tests.learned_samplers.estimators.common import SMALL, table
+from tests.learned_samplers.estimators import common
 
 #: The fits are cut short on purpose: their chains have not settled.
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
-X, Y = table(20)
+#: Nothing here asks for a good fit.
+SMALL = {**common.SMALL, "n_steps": 5, "tuning_steps": 5, "warmup_steps": 5}
+X, Y = common.table(20)
 FRAME = pd.DataFrame({"a": np.linspace(0, 1, 20), "b": np.linspace(1, 0, 20) ** 2})
 THREE = [[0.0], [1.0], [2.0]]
 DATES = pd.to_datetime(["2026-01-01", None])
