@@ -38,7 +38,7 @@ def test_digits_are_scikit_learns_scaled_to_one_and_the_seed_moves_validation_al
     assert not torch.equal(data.val_x, reseeded.val_x)
 
 
-@settings(deadline=None, max_examples=50)  # a deadline fails on a busy machine
+@settings(deadline=None, max_examples=15)  # a deadline fails on a busy machine
 @given(st.integers(20, 440), st.integers(20, 440), st.integers(0, 5))
 def test_limit_and_validation_give_the_asked_numbers_with_classes_in_proportion(limit, validation, seed):
     data = load("digits", limit=limit, validation=validation, seed=seed)
@@ -83,7 +83,7 @@ def test_partners_are_known_without_files():
     assert {name: datasets.out_of_distribution(name) for name in partners} == partners
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=15)
 @given(st.sampled_from([1, 3]), st.integers(2, 20), st.integers(2, 20))
 def test_match_fits_images_to_another_shape(channels, height, width):
     for data in (load("digits", limit=20, validation=20), SMALL_COLOUR):

@@ -15,7 +15,7 @@ from tests.meta_tasks.toy_runs import es, nres, run, trainer, workers
 from tests.meta_tasks.toy_tasks import QuadraticFamily
 
 ESTIMATORS = {"es": es(), "nres": nres()}
-EXECUTORS = {"serial": SerialExecutor, "processes": workers(2)}
+EXECUTORS = {"serial": SerialExecutor, "processes": workers(1)}
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,15 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path, estimator):
     assert part.weights.abs().max() > 0.1  # it went somewhere
 
 
-def test_worker_processes_give_the_weights_that_one_process_gives(tmp_path):
+@pytest.fixture
+def double_precision():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_worker_processes_give_the_weights_that_one_process_gives(tmp_path, double_precision):
+    """In their trainer's default dtype, which the run keeps."""
     # noise reuse is the harder case: the workers keep unrolls, which the checkpoint must collect from them
     serial = run(estimator=nres(), iterations=6)
     shared = trainer(tmp_path, 3, nres(), executor=workers(2))
@@ -81,6 +89,9 @@ def test_worker_processes_give_the_weights_that_one_process_gives(tmp_path):
         shared.close()
     resumed = run(folder=tmp_path, iterations=6, estimator=nres())  # in one process now
     assert torch.equal(resumed.weights, serial.weights)
+    torch.set_default_dtype(torch.float32)
+    with pytest.raises(ValueError, match=r"dtype is 'torch\.float64' there and 'torch\.float32' here"):
+        trainer(tmp_path, estimator=nres())
 
 
 def test_a_default_device_changes_nothing():
@@ -88,17 +99,6 @@ def test_a_default_device_changes_nothing():
     with torch.device("meta"):
         result = run(estimator=nres(), iterations=2)
     assert torch.equal(result.weights, run(estimator=nres(), iterations=2).weights)
-
-
-def test_worker_processes_have_the_default_dtype_and_a_run_keeps_it(tmp_path):
-    torch.set_default_dtype(torch.float64)
-    try:
-        shared = run(folder=tmp_path, iterations=2, executor=workers(1))
-        assert torch.equal(shared.weights, run(iterations=2).weights)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    with pytest.raises(ValueError, match=r"dtype is 'torch\.float64' there and 'torch\.float32' here"):
-        trainer(tmp_path)
 
 
 def test_pairs_of_failed_members_do_not_count_and_are_reported():

@@ -29,7 +29,7 @@ from pathlib import Path
 from tests.meta_tasks.toy_runs import trainer, workers
 
 if __name__ == "__main__":
-    made = trainer(Path(sys.argv[1]), 10**6, executor=workers(2), checkpoint_minutes=1000.0)
+    made = trainer(Path(sys.argv[1]), 10**6, executor=workers(1), checkpoint_minutes=1000.0)
     made.step()
     print("ready", flush=True)
     print(made.run(), "after", made.iteration)
@@ -38,7 +38,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def group(tmp_path):
-    """The script in a process group of its own, once its workers are at work."""
+    """The script in a process group of its own, once its worker is at work."""
     (tmp_path / "script.py").write_text(SCRIPT)
     process = subprocess.Popen(
         [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run")],
@@ -76,7 +76,7 @@ def at_work(group):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
 def test_workers_do_not_outlive_a_trainer_that_is_killed(group):
     """SIGKILL, as of a full memory, leaves no time to end them: they find their connection closed."""
-    assert at_work(group.pid) >= 3
+    assert at_work(group.pid) >= 2
     group.kill()
     group.communicate(timeout=60)
     deadline = time.monotonic() + 60
