@@ -6,6 +6,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from tests.meta_tasks.test_rooms import ROOMS
+
 ROOT = Path(__file__).parents[2]
 #: Import names of what comes with the extras.
 OPTIONAL = {
@@ -53,7 +55,7 @@ def run(program: str) -> str:
 #: What must hold in an interpreter that has imported nothing else, from what loads the least to what loads the most.
 #: torch itself may load some (its compiler looks for tqdm, say): only what it does not is ours.
 IMPORTS = f"""
-import sys, torch, torch.func
+import importlib, sys, torch, torch.func
 before = set(sys.modules)
 def heavy(*more):
     return {{name for name in set(sys.modules) - before if name.partition(".")[0] in {OPTIONAL!r}.union(more)}}
@@ -85,7 +87,8 @@ except ModuleNotFoundError as error:
 else:
     raise AssertionError
 
-import meta_tasks.estimators, meta_tasks.inner_loop, meta_tasks.objectives, meta_tasks.training
+for room in {ROOMS!r}:
+    importlib.import_module("meta_tasks." + room)
 assert not heavy("xarray", "triton"), heavy("xarray", "triton")
 
 plots.cosine_similarity_map([[1.0]])

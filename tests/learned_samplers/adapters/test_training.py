@@ -44,15 +44,18 @@ def collector(**options):
     return CollectPosterior(burn_in=2, thinning=1, store_frozen=False, **options)
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_a_resumed_trainer_has_the_adapters_of_a_whole_one(tmp_path, named):
-    reference, first, second = collector(), collector(), collector()
-    trainer(tmp_path / "whole", 8, named=named, callbacks=[reference]).train()
-    trainer(tmp_path / "parts", 4, named=named, callbacks=[first]).train()
-    trainer(tmp_path / "parts", 8, named=named, callbacks=[second]).train(str(tmp_path / "parts" / "checkpoint-4"))
-    assert reference.posterior.steps == second.posterior.steps == [3, 4, 5, 6, 7, 8]
-    samples = AdapterSamples.of(second.posterior)
-    torch.testing.assert_close(samples.predict(texts()), reference.posterior.predict(texts()), rtol=1e-4, atol=1e-5)
+def test_a_resumed_trainer_has_the_adapters_of_a_whole_one(tmp_path):
+    """Whether the trainer makes the sampler or is given it."""
+    reference = collector()
+    trainer(tmp_path / "whole", 8, callbacks=[reference]).train()
+    expected = reference.posterior.predict(texts())
+    for named in (False, True):
+        folder, second = tmp_path / str(named), collector()
+        trainer(folder, 4, named=named, callbacks=[collector()]).train()
+        trainer(folder, 8, named=named, callbacks=[second]).train(str(folder / "checkpoint-4"))
+        assert reference.posterior.steps == second.posterior.steps == [3, 4, 5, 6, 7, 8]
+        samples = AdapterSamples.of(second.posterior)
+        torch.testing.assert_close(samples.predict(texts()), expected, rtol=1e-4, atol=1e-5)
     samples.save_adapters(tmp_path / "adapters")
     assert len(AdapterSamples.load(tmp_path / "adapters", base())) == 6
 

@@ -65,20 +65,18 @@ def callback(**options):
     return CollectPosterior(burn_in=2, thinning=2, **options)
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
-def test_a_resumed_run_has_the_samples_of_a_whole_one(tmp_path, on_disk):
+def test_a_resumed_run_has_the_samples_of_a_whole_one(tmp_path):
     reference = callback()
     train(tmp_path / "whole", 12, reference)
     assert reference.posterior.steps == [4, 6, 8, 10, 12]
-    options = {"path": tmp_path / "samples"} if on_disk else {}
-    train(tmp_path / "run", 6, callback(**options))
-    second = callback(**options)
-    train(tmp_path / "run", 12, second, seed=5, resume=str(tmp_path / "run" / "checkpoint-6"))
-    assert second.posterior.steps == reference.posterior.steps
-    torch.testing.assert_close(
-        second.posterior.predict_samples({"x": X}), reference.posterior.predict_samples({"x": X})
-    )
-    assert second.posterior.predict({"x": X}).shape == (32, 3), "the logits of a ModelOutput"
+    expected = reference.posterior.predict_samples({"x": X})
+    assert reference.posterior.predict({"x": X}).shape == (32, 3), "the logits of a ModelOutput"
+    for place, options in (("memory", {}), ("disk", {"path": tmp_path / "samples"})):
+        train(tmp_path / place, 6, callback(**options))
+        second = callback(**options)
+        train(tmp_path / place, 12, second, seed=5, resume=str(tmp_path / place / "checkpoint-6"))
+        assert second.posterior.steps == reference.posterior.steps
+        torch.testing.assert_close(second.posterior.predict_samples({"x": X}), expected)
 
 
 def test_a_checkpoint_without_samples_is_refused_or_warned_of(tmp_path):
@@ -115,15 +113,15 @@ def test_samples_of_another_checkpoint_are_refused(tmp_path):
     assert collect.posterior.steps == [4, 6, 8]
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut"])
-def test_a_damaged_file_of_samples_is_refused_by_name(tmp_path, damage):
+def test_a_damaged_file_of_samples_is_refused_by_name(tmp_path):
     train(tmp_path, 6, callback())
     file = tmp_path / "checkpoint-6" / "posterior.pt"
     data = bytearray(file.read_bytes())
     data[bytes(data).index(b"/data/0") + 200] ^= 1  # a number of a tensor, of which torch takes any
-    file.write_bytes(data if damage == "flipped" else data[:-100])
-    with pytest.raises(RuntimeError, match=r"posterior\.pt cannot be read .*resume an earlier checkpoint"):
-        train(tmp_path, 8, callback(), resume=str(tmp_path / "checkpoint-6"))
+    for damaged in (data, data[:-100]):
+        file.write_bytes(damaged)
+        with pytest.raises(RuntimeError, match=r"posterior\.pt cannot be read .*resume an earlier checkpoint"):
+            train(tmp_path, 8, callback(), resume=str(tmp_path / "checkpoint-6"))
 
 
 def test_clipping_is_warned_of(tmp_path):

@@ -89,10 +89,10 @@ def linear_regression(kernel, particles, steps, lr, prior_scale=1.0):
 
 def test_linear_model_is_bayesian_linear_regression():
     """The linear kernel on the outputs, mean and covariance of the weights are the posterior's."""
-    moments, expected = linear_regression(Linear(), 6, 800, 0.03)
+    moments, expected = linear_regression(Linear(), 6, 400, 0.06)
     torch.testing.assert_close(moments[0], expected[0], rtol=1e-3, atol=5e-4)
     torch.testing.assert_close(moments[1], expected[1], rtol=1e-3, atol=5e-4)
-    wrong, _ = linear_regression(Linear(), 6, 800, 0.03, prior_scale=0.1)  # the planted fault: another prior
+    wrong, _ = linear_regression(Linear(), 6, 400, 0.06, prior_scale=0.1)  # the planted fault: another prior
     assert ((wrong[1] - expected[1]).abs() > 0.05 * expected[1].abs()).any()
 
 

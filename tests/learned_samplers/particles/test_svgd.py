@@ -104,8 +104,8 @@ def test_linear_kernel_has_the_exact_gaussian_as_its_fixed_point():
 
     def measure(factor):
         x = parameter(6, 2, dtype=DOUBLE)
-        sampler = SVGD([x], 0.05, kernel=Linear(), temperature=factor)
-        for _ in range(1500):
+        sampler = SVGD([x], 0.1, kernel=Linear(), temperature=factor)
+        for _ in range(700):
             sampler.step(lambda: ((x - mean) @ precision * (x - mean)).sum(-1) / 2)
         return x.detach().mean(0), torch.cov(x.detach().T, correction=0)
 
