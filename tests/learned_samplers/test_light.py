@@ -44,6 +44,16 @@ class Hiding:
 sys.meta_path[:] = [Hiding(list(sys.meta_path))]
 """
 HEADLINE = re.search(r"```python\n(.*?)```", (ROOT / "reports/results.md").read_text(), re.DOTALL)
+#: Code, the package that it lacks, and the extra with that.
+LACKING = [
+    ("from learned_samplers.metrics import ece; ece(torch.eye(2), torch.arange(2))", "torchmetrics", "metrics"),
+    ("from learned_samplers.plots import cosine_similarity_map as f; f([[1.0]])", "matplotlib", "plots"),
+    ("from learned_samplers.diagnostics import ess; ess(torch.randn(2, 50, 3))", "arviz", "arviz"),
+    ("import learned_samplers.differentiable", "higher", "higher"),
+    ("from learned_samplers import L2E; L2E.from_pretrained('owner/name')", "huggingface_hub", "hub"),
+    ("from learned_samplers import L2E; L2E.from_pretrained('l2e').push_to_hub('o/n')", "huggingface_hub", "hub"),
+    ("from meta_tasks.datasets import load; load('digits')", "sklearn", "meta"),
+]
 
 
 def run(program: str) -> str:
@@ -62,7 +72,7 @@ def heavy(*more):
 
 import learned_samplers
 assert "learned_samplers.base.sampler" in sys.modules and not {{"pretrained", "meta_tasks"}} & set(sys.modules)
-import pretrained
+from learned_samplers.pretrained import names
 assert not heavy() | ({SLOW!r} & set(sys.modules) - before)
 
 from learned_samplers import SampleCollection
@@ -75,7 +85,6 @@ from learned_samplers import diagnostics, metrics, plots, posterior
 import learned_samplers.meta.tasks.task
 from learned_samplers.meta import tasks
 from learned_samplers import meta, pretrained
-from learned_samplers.pretrained import names
 import meta_tasks.tasks.task, pretrained as direct
 assert meta is meta_tasks and pretrained is direct and names is direct.names
 assert tasks is meta_tasks.tasks and learned_samplers.meta.tasks.task is meta_tasks.tasks.task
@@ -100,31 +109,17 @@ def test_imports_load_what_is_needed_and_aliases_are_the_packages():
     run(IMPORTS)
 
 
-def test_the_headline_runs_on_random_data_in_a_bare_install():
+def test_a_bare_install_runs_the_headline_and_names_the_extra_of_what_is_missing():
+    """The headline is on random data."""
     assert HEADLINE is not None
     code = re.sub("from sklearn.datasets import .*\n", "", HEADLINE[1]).replace("range(106)", "range(32)")
     digits = "x, y = torch.rand(1797, 64), torch.randint(10, (1797,))\n"
     code, replaced = re.subn(r"x, y = .*load_digits.*\nx = .*\n", digits, code)
     assert replaced == 1
-    assert re.search(r"accuracy 0\.\d+, NLL \d\.\d+", run(BARE + code))
-
-
-#: Code, the package that it lacks, and the extra with that.
-LACKING = [
-    ("from learned_samplers.metrics import ece; ece(torch.eye(2), torch.arange(2))", "torchmetrics", "metrics"),
-    ("from learned_samplers.plots import cosine_similarity_map as f; f([[1.0]])", "matplotlib", "plots"),
-    ("from learned_samplers.diagnostics import ess; ess(torch.randn(2, 50, 3))", "arviz", "arviz"),
-    ("import learned_samplers.differentiable", "higher", "higher"),
-    ("from learned_samplers import L2E; L2E.from_pretrained('owner/name')", "huggingface_hub", "hub"),
-    ("from learned_samplers import L2E; L2E.from_pretrained('l2e').push_to_hub('o/n')", "huggingface_hub", "hub"),
-    ("from meta_tasks.datasets import load; load('digits')", "sklearn", "meta"),
-]
-
-
-def test_a_missing_package_is_named_with_its_extra():
     loop = "for code in CODES:\n    try:\n        exec(code)\n    except ImportError as error:\n        print(error)"
-    told = run(f"{BARE}\nimport torch\nCODES = {[code for code, _, _ in LACKING]!r}\n{loop}").splitlines()
-    for line, (_, package, extra) in zip(told, LACKING, strict=True):
+    printed = run(f"{BARE}\n{code}\nCODES = {[code for code, _, _ in LACKING]!r}\n{loop}")
+    assert re.search(r"accuracy 0\.\d+, NLL \d\.\d+", printed)
+    for line, (_, package, extra) in zip(printed.splitlines()[-len(LACKING) :], LACKING, strict=True):
         assert line.startswith(package)
         assert f"pip install '.[{extra}]'" in line
 

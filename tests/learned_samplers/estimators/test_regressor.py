@@ -83,7 +83,7 @@ def test_integers_that_repeat_are_not_known_better_than_rounding(monkeypatch):
     for floored in (True, False):
         if not floored:
             monkeypatch.setattr("learned_samplers.estimators.regressor.rounding", lambda y: 0.0)
-        model = regressor(warmup_steps=600, tuning_steps=100, n_steps=100).fit(x, y)
+        model = regressor(warmup_steps=400, tuning_steps=50, n_steps=50).fit(x, y)
         worst[floored] = model.log_density([[0.0]], [5.0])[0]
     assert worst[True] > -10
     assert worst[False] < -100
@@ -201,10 +201,10 @@ def test_conformal_intervals_hold_targets_whatever_their_law():
         return x, x[:, 0] + np.where(random.uniform(size=count) < 0.2, 3.0, 0.1) * random.standard_normal(count)
 
     test = rows(4000)
-    brief = {"n_steps": 100, "tuning_steps": 50}  # whatever the chain, too
     held = []
     for seed in range(3):
-        model = regressor(noise="homoscedastic", calibration_fraction=0.4, random_state=seed, **brief).fit(*rows(500))
+        settings = {**SMALL, "random_state": seed}  # whatever the chain, too
+        model = BayesianMLPRegressor(**settings, noise="homoscedastic", calibration_fraction=0.4).fit(*rows(500))
         for conformal in (False, True):
             low, high = model.predict_interval(test[0], 0.8, conformal=conformal)
             held.append(((low <= test[1]) & (test[1] <= high)).mean())
