@@ -45,7 +45,7 @@ def collector(**options):
 
 
 def test_a_resumed_trainer_has_the_adapters_of_a_whole_one(tmp_path):
-    """Whether the trainer makes the sampler or is given it."""
+    """The sampler is made by the trainer, or given to it."""
     reference = collector()
     trainer(tmp_path / "whole", 8, callbacks=[reference]).train()
     expected = reference.posterior.predict(texts())

@@ -72,7 +72,7 @@ def double_precision():
 
 
 def test_worker_processes_give_the_weights_that_one_process_gives(tmp_path, double_precision):
-    """In their trainer's default dtype, which the run keeps."""
+    """Workers have the default dtype of their trainer, which the run keeps."""
     # noise reuse is the harder case: the workers keep unrolls, which the checkpoint must collect from them
     serial = run(estimator=nres(), iterations=6)
     shared = trainer(tmp_path, 3, nres(), executor=workers(2))
