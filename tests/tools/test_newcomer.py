@@ -22,7 +22,7 @@ def test_tables_are_split_and_standardised(table):
 
 
 def test_the_command_prints_a_row_for_each_method(monkeypatch, capsys):
-    monkeypatch.setattr(newcomer, "STEPS", 120)
+    monkeypatch.setattr(newcomer, "STEPS", 60)
     newcomer.main(["--tables", "iris", "diabetes", "--seeds", "2"])
     lines = capsys.readouterr().out.strip().splitlines()
     assert lines[0] == "| | iris ±, settled | diabetes ±, settled |"
@@ -51,7 +51,7 @@ def difference(table, method):
 def test_the_line_of_the_first_page_predicts_as_well_as_the_sgd_it_replaces(monkeypatch):
     """On digits no worse than seeds make it, ahead where most is noise; a line too hot is seen."""
     for table in ("diabetes", "digits"):
-        monkeypatch.setattr(newcomer, "STEPS", 2000 if table == "diabetes" else 1000)
+        monkeypatch.setattr(newcomer, "STEPS", 1000 if table == "diabetes" else 500)
         assert difference(table, "SGHMC, λ = 1, T = 0.1") < (0.06 if table != "diabetes" else -0.05), table
     hot = functools.partial(SGHMC, lr=0.05, prior_precision=1.0, temperature=10.0)
     monkeypatch.setitem(newcomer.METHODS, "too hot", lambda model, n: hot(model.parameters(), num_data=n))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 
 import meta_train
@@ -176,18 +176,18 @@ def test_what_cannot_be_shipped_is_refused_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.usefixtures("brief")
-def test_weights_are_measured_against_those_that_they_replace(tmp_path):
+def test_weights_are_measured_against_those_that_they_replace(tmp_path, monkeypatch):
     source = trained(tmp_path / "run")  # one iteration from SGHMC
     network, card = weights.load(source)
     with torch.no_grad():
         network[-1].bias[1] += 1e6  # a constant drift
     weights.save(tmp_path / "worse.safetensors", network, card)
     common = ["--replaces", str(source), "--tasks", "5", "--coordinates", "60", "--out", str(tmp_path)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replaced, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))  # starts at once
-        with pytest.raises(SystemExit, match="the new weights are worse"):
-            ship.main([str(tmp_path / "worse.safetensors"), "new", *common])
+    monkeypatch.setattr(replaced, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))  # starts at once
+    with pytest.raises(SystemExit, match="the new weights are worse"):
+        ship.main([str(tmp_path / "worse.safetensors"), "new", *common])
     assert not (tmp_path / "new.safetensors").exists()
+    monkeypatch.setattr(replaced, "ProcessPoolExecutor", lambda _, context: ProcessPoolExecutor(1, context))
     ship.main([str(source), "new", *common])
     comparison = weights.load_card(tmp_path / "new.safetensors")["metrics"]["replaced"]
     assert (comparison["difference"], comparison["error"], comparison["tasks"]) == (0, 0, 5)
