@@ -18,6 +18,12 @@ def _restore_threads():
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Make figures without drawing them into files, which takes seconds; `test_compare.py` draws them."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
+
+
 @pytest.fixture(scope="session")
 def learned_weights(tmp_path_factory):
     """Method → the file of a small untrained network of its form."""

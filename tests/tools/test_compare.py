@@ -192,6 +192,7 @@ def test_convergence_is_that_of_the_chain_layer_by_layer(whole, chain):
     assert first.split("|")[2].strip() == f"{np.mean([r_hat[next(iter(samples[0]))] for r_hat in both]):.3f}"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_interrupted_command_goes_on_and_a_finished_one_repeats_nothing(whole):
     out, arguments = whole
     stamps = {path: path.stat().st_mtime_ns for path in out.glob("steps_*/runs/*.json")}
@@ -205,6 +206,7 @@ def test_an_interrupted_command_goes_on_and_a_finished_one_repeats_nothing(whole
     assert all(numbers(out)["80"][name] == numbers_before for name, numbers_before in before["80"].items())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_is_asked_for_later_is_measured_of_the_runs_that_are_there_and_of_all_seeds_or_none(tmp_path):
     arguments = [*TINY, *SMALL, "--num-samples", "8", "--sampler", "SGHMC", "--budgets", "20", "--out", str(tmp_path)]
     headings = ("cR̂ < 1.1 |", "of the layer", "accuracy at 5")
@@ -226,6 +228,7 @@ def test_what_is_asked_for_later_is_measured_of_the_runs_that_are_there_and_of_a
     assert "converged" not in numbers(tmp_path)["20"]["SGHMC"]["runs"][0]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_method_that_diverges_everywhere_costs_only_its_row(tmp_path, monkeypatch):
     tried, lost, run = [], {"SGLD"}, Runs.run
 

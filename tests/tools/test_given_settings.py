@@ -17,6 +17,7 @@ from tests.tools.compare_cases import cells, numbers
 ROOT = Path(__file__).parents[2]
 TINY = ["--epochs", "4", "--limit", "320", "--channels", "4", "--num-samples", "4", "--cycles", "2", "--depth", "1"]
 SMALL = ["--dataset", "digits", "--model", "mlp", "--hidden", "8", "--steps", "60", "--num-samples", "4"]
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def methods_of(folder):

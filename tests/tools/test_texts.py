@@ -13,6 +13,7 @@ from tests.tools.compare_cases import numbers
 
 TINY = shlex.split("--dataset imdb --length 12 --validation 4 --batch-size 4 --width 8")
 RUN = shlex.split("--steps 8 --num-samples 2 --burn-in 0.5 --seeds 1 --sampler SGHMC SGD --given-settings")
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 @pytest.mark.parametrize("model", ["cnn_lstm", "transformer"])

@@ -37,6 +37,7 @@ def small(tmp_path, monkeypatch):
     return ["--preset", "cifar32", "--data", str(tmp_path), "--reference", str(tmp_path / "hmc.npy")]
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.filterwarnings("ignore:the sample of step")  # a chain of 40 steps has not settled
 def test_rows_run_at_the_rate_that_was_chosen_for_them(small, tmp_path):
     rows = ["SGHMC", "SGHMC, T = 0", "Shampoo, cosine", "5 networks by Shampoo", "5 chains of AdaptedSGHMC(warmup=L2E)"]

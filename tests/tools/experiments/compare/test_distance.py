@@ -13,6 +13,7 @@ from experiments.compare.presets import PRESETS
 from tests.tools.compare_cases import mean, numbers
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_settings_are_chosen_by_the_distance_from_hmc(tmp_path, monkeypatch):
     preset = PRESETS["distance_digits"]
     settings = replace(preset.settings, num_samples=5, leapfrog_steps=2)

@@ -15,10 +15,11 @@ from learned_samplers.learned import weights
 from tests.tools.compare_cases import numbers
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_every_row_is_measured_on_all_seeds_and_the_criterion_is_answered(tmp_path, monkeypatch):
     preset = PRESETS["explore_digits"]
     tiny = replace(
-        preset.settings, cycles=10, burn_in_cycles=2, num_samples=8, ensemble_size=8, burn_in=0.2, ood=(), lines=20
+        preset.settings, cycles=10, burn_in_cycles=2, num_samples=8, ensemble_size=8, burn_in=0.2, ood=(), lines=10
     )
     rows = {name: DIGITS_ROWS[name] for name in ("SGHMC", "CyclicalSGMCMC", "L2E", "DeepEnsemble", CONTROL)}
     monkeypatch.setitem(presets.PRESETS, "explore_digits", replace(preset, settings=tiny, budgets=(80,), rows=rows))

@@ -18,6 +18,7 @@ def network(input_shape, outputs):
     return nn.Sequential(nn.Linear(input_shape[0], 8), nn.Tanh(), nn.Linear(8, outputs))
 """
 SMALL = shlex.split("--given-settings --steps 60 --batch-size 16 --num-samples 6 --seeds 1 --prior-precision 1")
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def table(n=240, *, seed=0):
