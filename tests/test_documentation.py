@@ -142,8 +142,3 @@ def test_linked_files_exist():
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
-
-
-def test_paths_of_the_layout_exist():
-    for name in ("learned_samplers", "meta_tasks", "tests", "tools", "docs", "reports", "website"):
-        assert (ROOT / name).exists()
