@@ -16,17 +16,9 @@ from meta_tasks.inner_loop.unroll import Unroll
 
 @pytest.fixture
 def small(monkeypatch):
-    for name, value in {
-        "BLOCK": 1,
-        "LEAST": 0.0,
-        "BATCH": 2,
-        "WIDTH": 16,
-        "HEADS": 2,
-        "DEPTH": 1,
-        "INNER": ((2, 1, 4),),
-        "MEMBERS": (2,),
-        "SAMPLERS": {name: SAMPLERS[name] for name in ("SGHMC", "HMC", "MCLMC", "L2E")},
-    }.items():
+    few = dict(BLOCK=1, LEAST=0.0, BATCH=2, WIDTH=16, HEADS=2, DEPTH=1, INNER=((2, 1, 4),), MEMBERS=(2,))
+    few["SAMPLERS"] = {name: SAMPLERS[name] for name in ("SGHMC", "HMC", "MCLMC", "L2E")}
+    for name, value in few.items():
         monkeypatch.setattr(gpu_check, name, value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import multi_task
 import numpy as np
@@ -42,21 +43,8 @@ def _few_held_out(monkeypatch):
 
 # ---------------------------------------------------------------- the command
 
-TINY = ["--particles", "2", "--epochs", "1", "--batch-size", "25", "--seeds", "2", "--rates", "0.02", "0.1"]
-TINY += [
-    "--method",
-    *EVERY,
-    "--extensions",
-    "0",
-    "--train",
-    "100",
-    "--validation",
-    "40",
-    "--test",
-    "30",
-    "--device",
-    "cpu",
-]
+TINY = shlex.split("--particles 2 --epochs 1 --batch-size 25 --seeds 2 --rates 0.02 0.1 --extensions 0")
+TINY += [*shlex.split("--train 100 --validation 40 --test 30 --device cpu"), "--method", *EVERY]
 
 
 def test_the_command_on_two_data_sets(root, tmp_path, capsys):

@@ -21,11 +21,13 @@ def test_settings_are_chosen_by_the_distance_from_hmc(tmp_path, monkeypatch):
     chains["HMC"] = replace(chains["HMC"], changes={**chains["HMC"].changes, "num_samples": 8})
     small = replace(preset, settings=settings, budgets=(20,), rows=chains)
     monkeypatch.setitem(presets.PRESETS, "distance_digits", small)
-    compare.main(["--preset", "distance_digits", "--sampler", "HMC", "SGHMC", "--seeds", "2", "--out", str(tmp_path)])
+    few = ["--tries", "2", "--grid", "2", "--seeds", "2"]
+    compare.main(["--preset", "distance_digits", "--sampler", "HMC", "SGHMC", *few, "--out", str(tmp_path)])
     for content in numbers(tmp_path).values():
         hmc, sghmc = content["HMC"], content["SGHMC"]
         assert len(hmc["runs"]) == 4
         assert [run["num_samples"] for run in hmc["runs"]] == [8] * 4
+        assert len({trial["score"] for trial in sghmc["tuning"]}) == 2
         assert mean(sghmc, "total_variation") == pytest.approx(min(trial["score"] for trial in sghmc["tuning"]))
     assert "Gradients to the target, a distance of 0." in (tmp_path / "table.md").read_text()
     with pytest.raises(SystemExit, match="tune_by='distance' needs a --reference, or the row HMC"):

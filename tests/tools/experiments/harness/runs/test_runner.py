@@ -40,18 +40,8 @@ class Tiny:
 @pytest.fixture(scope="module")
 def tiny(learned_weights):
     networks = tuple(f"{method}={file}" for method, file in learned_weights.items())
-    options = dict(
-        epochs=12,
-        limit=320,
-        channels=2,
-        depth=1,
-        num_samples=4,
-        cycles=2,
-        leapfrog_steps=1,
-        ensemble_size=3,
-        ood=("photos",),
-    )
-    settings = Settings(**options, networks=networks)
+    short = dict(epochs=12, limit=320, num_samples=4, cycles=2, leapfrog_steps=1, ensemble_size=3)
+    settings = Settings(**short, channels=2, depth=1, ood=("photos",), networks=networks)
     data = settings.load_data(None)
     return Tiny(settings, data, settings.load_ood(None, data))
 
