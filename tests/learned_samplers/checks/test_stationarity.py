@@ -18,7 +18,7 @@ EARNS = {"exact": ("exact",), "O(h)": ("exact", "no bias seen", "O(h)")}
 
 def stationary(make, closed, **settings):
     """The report, whose expected variances are those of the closed form, and whose measured ones are near."""
-    report = check_sampler(make, coordinates=8000, **settings)
+    report = check_sampler(make, steps=100, **settings)
     assert report, report
     assert report.verdict in EARNS[make([torch.zeros(1, requires_grad=True)]).badge]
     for r in report.results:
@@ -49,11 +49,10 @@ def test_prior_precision_adds_to_the_curvature():
     assert all(r.target_variance == pytest.approx(1 / (r.curvature + 100.0)) for r in report.results)
 
 
-@pytest.mark.parametrize(("lr", "temperature", "noise"), [(0.3, 1.0, 0.0), (0.01, 1.0, 50.0), (0.3, 0.1, 5.0)])
+@pytest.mark.parametrize(("lr", "temperature", "noise"), [(0.01, 1.0, 50.0), (0.3, 0.1, 5.0)])
 def test_sgnht_has_the_target_variance_whatever_the_gradient_noise(lr, temperature, noise):
-    report = check_sampler(
-        lambda p: SGNHT(p, lr, N, temperature=temperature), gradient_noise=noise, refinement=2, coordinates=5000
-    )
+    settings = dict(gradient_noise=noise, stiffness=(0.05, 0.5), refinement=2, coordinates=5000)
+    report = check_sampler(lambda p: SGNHT(p, lr, N, temperature=temperature), **settings)
     assert report.verdict == "no bias seen", report
     assert report.verdict in EARNS[SGNHT.badge]
     for r in report.results:
@@ -66,8 +65,8 @@ def test_hmc_has_the_target_variance_at_any_step_size(lr, temperature):
     report = check_sampler(
         lambda p: HMC(p, lr, N, temperature=temperature, leapfrog_steps=5),
         stiffness=(0.3, 1.0),
-        per_chain=True,
-        steps=100,
+        coordinates=10_000,
+        steps=50,
         refinement=2,
     )
     assert report.verdict == HMC.badge == "exact", report
@@ -80,7 +79,7 @@ def test_psgld_with_a_constant_preconditioner_is_sgld(lr, temperature, noise):
     """If eps outweighs the gradients, G = 1/eps and the closed form is SGLD's at lr/eps."""
     eps = 1e3
 
-    settings = dict(gradient_noise=noise, steps=300, refinement=1.5, coordinates=8000)
+    settings = dict(gradient_noise=noise, steps=100, refinement=1.5, coordinates=16_000)
     settings["curvature"] = [s * N * eps / lr for s in (0.05, 0.2, 0.5)]
     report = check_sampler(lambda p: PSGLD(p, lr, N, temperature=temperature, eps=eps), **settings)
     for r in report.results:
@@ -114,9 +113,9 @@ def test_psgld_leaves_the_target_only_with_its_correction():
     def make(correction):
         return lambda p: PSGLD(p, 0.02, N, decay=0.0, eps=0.5, correction=correction, temperature=0.1)
 
-    settings = dict(curvature=(100.0, 400.0), refinement=4, steps=300, coordinates=3000)
-    with_gamma = check_sampler(make("probe"), **settings)
-    without = check_sampler(make("none"), **settings)
+    settings = dict(curvature=(100.0, 400.0), refinement=4)
+    with_gamma = check_sampler(make("probe"), steps=120, coordinates=9000, **settings)
+    without = check_sampler(make("none"), steps=60, coordinates=6000, **settings)
     assert with_gamma.verdict == "O(h)", with_gamma
     assert max(abs(r.refined_bias) for r in with_gamma.results) < 0.03, with_gamma
     assert without.verdict == "biased", without
@@ -166,8 +165,8 @@ def faulty(cls, fault):
     return type(f"Faulty{cls.__name__}", (cls,), {"rule": staticmethod(partial(fault, cls.rule))})
 
 
-FEW = (("coordinates", 4000),)
-IN_PSGLD = (("coordinates", 5000), ("curvature", (100.0,)), ("steps", 500), ("refinement", 4))
+FEW = (("coordinates", 4000), ("steps", 100))
+IN_PSGLD = (("coordinates", 16_000), ("curvature", (100.0,)), ("steps", 120), ("refinement", 4))
 
 
 @cache
@@ -184,7 +183,7 @@ def without_a_fault(cls, arguments, settings):
         *((PSGLD, fault, {"lr": 1.0, "eps": 10.0}, IN_PSGLD) for fault in (num_data_on_noise, temperature_rooted)),
         (SGHMC, friction_halved, {}, FEW),
         *(
-            (SGNHT, fault, {"momentum_decay": 0.2}, (("refinement", 2), ("coordinates", 4000)))
+            (SGNHT, fault, {"momentum_decay": 0.2}, (("refinement", 2), ("coordinates", 4000), ("stiffness", (0.2,))))
             for fault in (without_half, target_doubled)
         ),
     ],
@@ -206,7 +205,7 @@ class _ForgetsTheTemperature(HMC):
 
 
 def test_planted_hmc_faults_are_found():
-    settings = dict(stiffness=(1.0, 2.0), per_chain=True, coordinates=5000, steps=200, refinement=1.5)
+    settings = dict(stiffness=(1.0, 2.0), coordinates=8000, steps=60, refinement=1.5)
     for cls in (HMC, _AlwaysAccepts, _ForgetsTheTemperature):
         report = check_sampler(partial(cls, lr=0.1, num_data=N, temperature=0.1, leapfrog_steps=3), **settings)
         assert (report.verdict == "exact") is (cls is HMC), report
@@ -241,10 +240,3 @@ def test_exact_draws_move_under_a_planted_fault():
     fault = faulty(SGHMC, friction_halved)
     rejected = sum(_ks_after(lambda p: fault(p, 0.01, N, momentum_init="normal"), seed) < 0.05 for seed in range(10))
     assert rejected >= 9
-
-
-def test_heat_of_the_gradient_noise_is_what_sghmc_keeps_and_sgnht_removes():
-    settings = dict(gradient_noise=100.0, stiffness=(0.05,), refinement=2, coordinates=8000)
-    warm, cool = (check_sampler(partial(cls, lr=0.1, num_data=N), **settings).results[0] for cls in (SGHMC, SGNHT))
-    assert warm.configurational_temperature > 1.4
-    assert cool.configurational_temperature == pytest.approx(1, abs=0.02)

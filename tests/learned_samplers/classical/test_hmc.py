@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from functools import cache
 
 import numpy as np
 import pytest
@@ -16,9 +17,9 @@ def banana_energy(x: torch.Tensor) -> torch.Tensor:
     return 0.5 * x[:, 0] ** 2 + 0.5 * (x[:, 1] - x[:, 0] ** 2 + 1) ** 2
 
 
+@cache
 def moments_by_quadrature(energy, temperature):
-    grid = np.linspace(-8, 30, 1500), np.linspace(-8, 30, 1500)
-    a, b = np.meshgrid(*grid, indexing="ij")
+    a, b = np.meshgrid(np.linspace(-8, 8, 500), np.linspace(-8, 40, 1500), indexing="ij")
     u = energy(torch.tensor(np.stack([a.ravel(), b.ravel()], 1))).numpy().reshape(a.shape)
     p = np.exp(-(u - u.min()) / temperature)
     p /= p.sum()
@@ -47,13 +48,13 @@ def run_chains(energy, start, steps, *, num_data=10.0, cls=HMC, **settings):
     return torch.stack(draws), sampler
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.1])
-def test_banana_against_quadrature(temperature):
+def test_banana_against_quadrature():
     torch.manual_seed(0)
-    start = torch.randn(4000, 2, dtype=torch.float64) * temperature**0.5 - torch.tensor([0.0, 1.0])
-    settings = dict(leapfrog_steps=12, adapt_steps=100, target_acceptance=0.9, temperature=temperature)
-    draws, sampler = run_chains(banana_energy, start, 450, lr=1.0, **settings)
-    a, b = draws[100:].reshape(-1, 2).T
+    temperature = 0.3
+    start = torch.randn(8000, 2, dtype=torch.float64) * temperature**0.5 - torch.tensor([0.0, 1.0])
+    settings = dict(leapfrog_steps=12, adapt_steps=50, target_acceptance=0.9, temperature=temperature)
+    draws, sampler = run_chains(banana_energy, start, 150, lr=1.0, **settings)
+    a, b = draws[50:].reshape(-1, 2).T
     measured = [f.mean() for f in (a, b, a**2, b**2, a**2 * b)]
     expected = moments_by_quadrature(banana_energy, temperature)
     for m, e in zip(measured, expected, strict=True):

@@ -111,26 +111,26 @@ def test_the_law_moves_where_the_root_mean_square_is_taken_for_a_constant(seed, 
     assert error(seed, segments=Segments((2,)), **SCALED) > 0.1
 
 
-@pytest.mark.parametrize("seed", [0, 10])
-def test_the_bias_shrinks_with_the_step_size(seed):
-    """0.20 and 0.04 with the first network, 0.16 and 0.02 with the second; a quarter, were it exactly linear in ε."""
-    coarse, fine = (stationary(seed, h, time=40.0, chains=1200)[1] for h in (0.2, 0.05))
+def test_the_bias_shrinks_with_the_step_size():
+    """From 0.20 to 0.04; to a quarter, were it exactly linear in ε."""
+    coarse, fine = (stationary(0, h, time=40.0, chains=1200)[1] for h in (0.2, 0.05))
     assert coarse > 0.12
     assert abs(fine) < 0.35 * coarse
 
 
 def test_the_optimizer_keeps_the_posterior_up_to_the_step_size():
     options = dict(network=meta_network(1, 0.3, torch.float32, (8,)), energy_scale=100.0, gradient_scale=10.0)
-    settings = dict(stiffness=(0.3,), per_chain=True, coordinates=1000, steps=250, refinement=4, tolerance=0.03)
+    settings = dict(stiffness=(0.3,), per_chain=True, coordinates=2000, steps=80, refinement=4, tolerance=0.03)
     report = check_sampler(lambda p: MetaSGMCMC(p, 0.1, 100, **options), **settings)
     assert report.passed, report
     assert report.verdict == "O(h)"
 
 
 def test_a_long_chain_does_not_drift_and_keeps_no_memory():
-    """Four blocks of 1,000 steps have the same moments, and a step leaves no tensor behind. (100,000 steps in all were
+    """Four blocks of 400 steps have the same moments, and a step leaves no tensor behind. (100,000 steps in all were
     run by hand: reports/meta_sgmcmc.md.)"""
-    p, k, length = torch.zeros(256, 2, requires_grad=True), torch.tensor([100.0, 200.0]), 1000
+    k, length = torch.tensor([100.0, 200.0]), 400
+    p = (torch.randn(640, 2) / k.sqrt()).requires_grad_()
     scales = dict(energy_scale=100.0, gradient_scale=10.0, curl_scale=0.5, friction_scale=0.5)
     network, generator = meta_network(2, dtype=torch.float32, hidden=(8,)), torch.Generator().manual_seed(0)
     sampler = MetaSGMCMC([p], 0.02, 100, network=network, momentum_decay=0.1, generator=generator, **scales)
