@@ -110,7 +110,7 @@ def test_a_bias_within_a_wide_tolerance_is_not_called_exact():
     assert report.verdict != "exact"
 
 
-MATRICES = dict(stiffness=(0.2, 0.5), refinement=4.0, tolerance=0.05, steps=400)
+MATRICES = dict(stiffness=(0.2, 0.5), refinement=4.0, tolerance=0.05, steps=120)
 
 
 class Orthogonalised(SGHMC):

@@ -32,7 +32,7 @@ class EverySecond(Langevin):
 
 
 def test_a_momentum_outside_of_the_state_is_simulated_and_found_right():
-    settings = dict(coordinates=4000, stiffness=(0.1, 0.3))
+    settings = dict(coordinates=10_000, stiffness=(0.1, 0.3), steps=200)
     report = check_sampler(HiddenMomentum, **settings)
     assert not report.linear
     assert (report.verdict, report.passed) == ("O(h)", True), report
@@ -59,7 +59,7 @@ def test_a_schedule_of_its_own_is_no_linear_map():
     for unread in (make(0.8), make(0.0), lambda p: waiting(p, 0.1, N)):
         assert read_linear_step(unread, 1.0) is None
     assert read_linear_step(lambda p: SGHMC(p, 0.1, N), 1.0) is not None
-    settings = dict(coordinates=1000, steps=300, stiffness=(0.2,))
+    settings = dict(coordinates=3000, steps=100, stiffness=(0.2,))
     sampling = check_sampler(make(0.0), **settings)
     assert not sampling.linear
     assert sampling.passed, sampling

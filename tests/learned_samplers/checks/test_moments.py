@@ -124,7 +124,7 @@ NOT_NORMAL = {
 @pytest.mark.parametrize("name", NOT_NORMAL)
 def test_noise_that_is_not_normal_is_never_exact(name):
     """Sums of such noise are normal where steps are small: the law is wrong by O(h), and no variance says so."""
-    settings = dict(stiffness=(0.5, 1.0), coordinates=2000, steps=300)
+    settings = dict(stiffness=(0.5, 1.0), coordinates=4000, steps=120)
     report = check_sampler(changed(Drawn, made=staticmethod(NOT_NORMAL[name])), **settings)
     assert max(abs(r.bias) for r in report.results) < 0.05
     assert (report.verdict, report.passed) == ("O(h)", True), report
@@ -156,7 +156,7 @@ def test_the_kurtosis_of_normal_numbers_is_three_within_its_error(size, steps, k
         assert abs(sum(off)) / 50 < 1
 
 
-@pytest.mark.parametrize("make", [SGLD, SGHMC, UNBIASED, SGNHT])
+@pytest.mark.parametrize("make", [SGLD, SGHMC, SGNHT])
 def test_right_samplers_pass_where_they_are_simulated(make):
     """At the default number of steps, with a step that is bent too little to move the law."""
     report = check_sampler(lambda p: bent(make)(p, 0.1, N), coordinates=500, tolerance=0.05, refinement=2)
@@ -209,7 +209,7 @@ class Weakly(Langevin):
 @pytest.mark.parametrize("bend", [0.0, 1e-3])
 def test_shared_noise_is_found(cls, message, bend):
     """Also where the step is not linear and has to be simulated."""
-    report = check_sampler(changed(cls, bend=bend), coordinates=4000)
+    report = check_sampler(changed(cls, bend=bend), coordinates=4000, steps=150)
     assert report.linear == (not bend)
     assert (report.verdict, report.passed) == ("biased", False), report
     assert report.reason.startswith("coordinates are correlated: ")

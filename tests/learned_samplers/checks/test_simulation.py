@@ -41,7 +41,7 @@ def test_the_noise_of_an_epoch_adds_up_to_zero_and_each_has_unit_variance(batche
 
 @pytest.mark.parametrize("batches", [2, 7, 40])
 def test_sgld_has_its_closed_form_variance(batches):
-    settings = dict(gradient_noise=3000.0, without_replacement=batches)
+    settings = dict(gradient_noise=3000.0, without_replacement=batches, coordinates=8000)
     report = check_sampler(lambda p: SGLD(p, 0.1, N), **settings)
     assert report, report
     assert not check_sampler(changed(Langevin, noise=0.9), **settings)  # the planted fault
@@ -75,7 +75,7 @@ def test_a_step_that_is_not_linear_is_simulated():
         def factory(p):
             return PSGLD(p, 0.02, N, eps=0.1, decay=0.9)
 
-        settings = dict(stiffness=(0.05,), coordinates=4000, steps=400, refinement=1.5, gradient_noise=2000.0)
+        settings = dict(stiffness=(0.05,), coordinates=4000, steps=400, refinement=1.1, gradient_noise=2000.0)
         return check_sampler(factory, without_replacement=batches, **settings).results[0].configurational_temperature
 
     assert temperature(2) < 0.97 * temperature(None)
@@ -85,7 +85,8 @@ def test_the_lattice_walk_is_too_hot_with_replacement_and_too_cold_reshuffled():
     # It lets the minibatch's noise stand for a part of its own; reshuffling takes that noise back in soft directions.
     def bias(**drawn):
         torch.manual_seed(0)
-        report = check_sampler(lambda p: SGLRW(p, 1.0, 100), stiffness=(0.05,), gradient_noise=160.0, **drawn)
+        settings = dict(stiffness=(0.05,), gradient_noise=160.0, coordinates=4000, refinement=1.1)
+        report = check_sampler(lambda p: SGLRW(p, 1.0, 100), **settings, **drawn)
         return report.results[0].configurational_temperature - 1
 
     assert bias() > 0.25
