@@ -67,7 +67,7 @@ def test_adaptation_and_sampling_are_one_rule():
     v = torch.rand(7)
     settings = dict(lr=0.1, num_data=N, temperature=1.0, momentum_decay=0.2, prior_precision=3.0)
     *state, after = adapted_rule(x, g, noise, r, v, weight=0.25, floor=0.1, **settings)
-    assert torch.equal(after, v * 0.75 + 0.25 * g * g) or torch.allclose(after, v * 0.75 + 0.25 * g * g)
+    assert torch.allclose(after, v * 0.75 + 0.25 * g * g)
     root = (0.2 / (after.sqrt() + 0.1)) ** 0.5
     assert all(torch.equal(a, b) for a, b in zip(state, adapted_rule(x, g, noise, r, root, **settings), strict=False))
     assert torch.equal(adapted_rule(x, g, noise, r, v, weight=0.25, floor=0.1, freezes=True, **settings)[2], root)
@@ -122,7 +122,7 @@ def test_whatever_explores_leaves_the_law_of_the_frozen_mass(warmup):
 def test_a_mass_that_never_stands_still_is_biased():
     """The planted fault behind the freeze: a mass that follows the present gradient has no law without a correction."""
     moving, sampler = gaussians(
-        lambda p: AdaptedSGHMC(p, 0.05, N, warmup_steps=10**6, decay=0.0, momentum_init="normal"), steps=1200, skip=600
+        lambda p: AdaptedSGHMC(p, 0.05, N, warmup_steps=10**6, decay=0.0, momentum_init="normal"), steps=600, skip=300
     )
     assert not sampler.is_sampling
     assert (moving - 1).abs().max() > 0.1, moving
