@@ -165,8 +165,8 @@ def test_what_scikit_learn_offers_for_any_estimator_works():
     np.testing.assert_allclose([low, high], expected)
 
 
-def test_a_weight_of_two_is_a_row_twice_and_none_is_no_row():
-    """In the law: means agree to a tenth of their spread, where without weights they differ by many."""
+def test_a_row_without_weight_is_no_row():
+    """Means agree to a quarter of their spread, where with these rows they differ by many."""
     x, y = table(60)
     left, right = x[:, 0] < 0, x[:, 0] >= 0
     y = y + 20 * right
@@ -179,13 +179,6 @@ def test_a_weight_of_two_is_a_row_twice_and_none_is_no_row():
     mean, std = plain.predict(x, return_std=True)
     assert abs(weighted.predict(x) - mean).mean() < 0.25 * std.mean()
     assert abs(ignored.predict(x) - mean).mean() > 2 * std.mean()
-    doubled, twice = (
-        regressor(**settings).fit(x, y, np.full(60, 2.0)),
-        regressor(**settings).fit(np.r_[x, x], np.r_[y, y]),
-    )
-    assert doubled.predict(x, return_std=True)[1].mean() == pytest.approx(
-        twice.predict(x, return_std=True)[1].mean(), rel=0.1
-    )
     labels = np.where(np.r_[right, ~left[left]], "right", "left")
     classes = BayesianMLPClassifier(**SMALL).fit(tall, labels, np.r_[np.ones(60), np.zeros(left.sum())])
     assert classes.score(x, labels[:60]) > 0.9
