@@ -164,11 +164,15 @@ def test_what_was_logged_after_the_checkpoint_that_a_run_goes_on_from_is_dropped
     assert [event.step for event in log.Images("network/contours")] == [0, 1, 2]
 
 
-def test_a_curve_of_failed_members_alone_is_drawn_without_a_warning(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "curves",
+    [{"digits-cnn": [float("nan")] * 4}, {f"kind {i} of many": [1.0, 0.5] for i in range(64)}],
+    ids=["of failed members alone", "of more kinds than a legend holds"],
+)
+def test_curves_are_drawn_without_a_warning(tmp_path, monkeypatch, curves):
     made = on_digits(tmp_path, iterations=1, evaluate_every=0)
     run_job = made.executor.run
-    nothing = {"curves": {"digits-cnn": [float("nan")] * 4}}
-    monkeypatch.setattr(made.executor, "run", lambda *args: [replace(result, **nothing) for result in run_job(*args)])
+    monkeypatch.setattr(made.executor, "run", lambda *args: [replace(r, curves=curves) for r in run_job(*args)])
     made.run()
     made.close()
     assert "inner_loop/curves" in logged(tmp_path).Tags()["images"]
