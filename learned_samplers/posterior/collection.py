@@ -115,6 +115,7 @@ class SampleCollection(ByChain):
             ValueError: ``model`` is another network, sharded, has not the frozen weights that the samples need, or has
                 merged an adapter that was sampled into its weight, as ``eval()`` does with loralib's layers.
         """
+        validation.module("model", model)
         index = self._position(index)
         refuse_merged(model, lambda: self.parameter_names)
         refuse_sharded(model)
@@ -214,6 +215,7 @@ class SampleCollection(ByChain):
         Warns:
             UserWarning: "snapshot", and the network has running statistics.
         """
+        validation.module("model", model)
         validation.integer("count", count)
         if not callable(sampled_params) or hasattr(type(sampled_params), "__enter__"):
             raise TypeError(

@@ -211,6 +211,8 @@ def of(model):
         (lambda: draws(nn.Linear(4, 3), float("inf")), ValueError, r"samples\[0\]: 'weight'"),
         (lambda: draws(nn.Linear(4, 3), 1.0, 0), ValueError, "count.*0"),
         (lambda: SampleCollection.from_draws(network(), None, 2), TypeError, "sampled_params.*NoneType"),
+        (lambda: SampleCollection.from_draws("network", None, 2), TypeError, "model.*str"),
+        (lambda: collected().load_into("network", 0), TypeError, "model.*str"),
         (lambda: collected().load_into(network(), 3), IndexError, "index .*3 samples, got 3"),
         (lambda: collected().load_into(network(), "last"), TypeError, "'last'"),
         (lambda: collected().load_into(network(9), 0), ValueError, r"'0\.weight' has shape \(8, 4\)"),
