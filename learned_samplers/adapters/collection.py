@@ -112,6 +112,9 @@ class AdapterSamples(SampleCollection):
         if isinstance(adapters, str | os.PathLike):
             places, entries, content = read_index(Path(adapters))
         else:
+            wrong = [item for item in adapters if not isinstance(item, str | os.PathLike)]
+            if wrong:
+                raise TypeError(f"adapters must name folders, got {wrong[0]!r}")
             places, content = [Path(item) for item in adapters], {}
             entries = [Entry(k, 0, k) for k in range(1, len(places) + 1)]
             if not places:

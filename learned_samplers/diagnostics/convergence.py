@@ -57,6 +57,12 @@ def _of_posterior(group: Any) -> np.ndarray:
 
 
 def _numbers(draws: Any) -> Any:
+    if (
+        draws.is_complex()
+        if isinstance(draws, Tensor)
+        else getattr(draws, "dtype", None) in (np.complex64, np.complex128)
+    ):
+        raise TypeError(f"draws must hold real numbers, got {draws.dtype}")
     return draws.detach().double().cpu().numpy() if isinstance(draws, Tensor) else draws
 
 

@@ -104,6 +104,8 @@ def conformal_scale(mean: Any, variance: Any, targets: Any, level: float = 0.9) 
     """
     validation.fraction("level", level, open_left=True, open_right=True)
     y = reals("targets", targets)
+    if not y.ndim:
+        raise ValueError("targets must have shape (N, ...), got ()")
     m, v = (reals(name, value, tuple(y.shape)).to(y.device) for name, value in (("mean", mean), ("variance", variance)))
     if (v <= 0).any():
         raise ValueError(f"variance must be greater than 0, got {v[v <= 0][0].item()}")

@@ -117,6 +117,8 @@ def test_damage_is_refused_by_name(tmp_path):
         AdapterSamples.load(tmp_path / "nowhere", base())
     with pytest.raises(ValueError, match="at least one adapter folder"):
         AdapterSamples.load([], base())
+    with pytest.raises(TypeError, match="adapters must name folders, got 3"):
+        AdapterSamples.load([3], base())
 
 
 def test_a_failed_write_leaves_nothing(tmp_path):

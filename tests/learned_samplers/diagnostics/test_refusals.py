@@ -53,6 +53,8 @@ def coefficient(**options):
         (lambda: diagnostics.ess(DRAWS[0, :, 0]), ValueError, r"draws.*\(10,\)"),
         (lambda: diagnostics.ess(DRAWS, "tail"), ValueError, "method.*'tail'"),
         (lambda: diagnostics.ess("chain"), TypeError, "draws.*str"),
+        (lambda: diagnostics.ess(DRAWS * 1j), TypeError, "draws.*complex128"),
+        (lambda: diagnostics.ess(torch.ones(2, 10, dtype=torch.complex64)), TypeError, "draws.*complex64"),
         (lambda: diagnostics.ess(DRAWS * np.nan), ValueError, r"draws.*nan at \(0, 0, 0\)"),
         (lambda: diagnostics.ess_per_second(DRAWS, 0), ValueError, "seconds.*0"),
         (lambda: diagnostics.split_rhat(DRAWS[:1]), ValueError, "draws.*1"),

@@ -79,6 +79,7 @@ def test_labels(labels, error, named):
         (lambda: metrics.conformal_sets(PROBS, NAN), ValueError, "threshold.*nan"),
         (lambda: metrics.conformal_sets(PROBS, "x"), TypeError, "threshold.*'x'"),
         (lambda: metrics.conformal_scale([0.0], [0.0], [1.0]), ValueError, "variance"),
+        (lambda: metrics.conformal_scale(0.0, 1.0, 0.0), ValueError, "targets.*shape"),
         (lambda: metrics.gaussian_nll([0.0], [0.0], [0.0]), ValueError, "variance"),
         (lambda: metrics.gaussian_nll([0.0], [1.0], [0.0, 1.0]), ValueError, "mean"),
         (lambda: metrics.gaussian_crps([[0.0]], [[1.0]], [0.0]), ValueError, "mean"),
