@@ -205,6 +205,8 @@ _BUDGET: dict[str, Further] = {"total_steps": lambda plan: plan.steps}
 _EXPLORING: dict[str, Further] = {"exploration_ratio": lambda plan: plan.settings.exploration_ratio}
 _WARM_L2E: dict[str, Further] = {"warmup": lambda plan: partial(L2E, network=plan.network)}
 _WARM: dict[str, Further] = {"warmup_steps": lambda plan: plan.burn_in()}
+# At two thirds of the chain's rate, so that it is tuned with that.
+_WARM_WHITENED: dict[str, Further] = {"warmup": lambda plan: partial(WhitenedSGHMC, lr=plan.lr / 1.5)}
 _SGD = optimizer(torch.optim.SGD, momentum=lambda plan: 1 - plan.settings.momentum_decay)
 _L2E = sampler("L2E", total_steps=lambda plan: plan.total_steps(), **_NETWORK)
 _L2E_WEIGHTS: dict[str, Any] = {"network": "l2e-gated"}
@@ -237,15 +239,9 @@ _ROWS: dict[str, RunMethod] = {
     "AdaptedSGHMC": _chain("AdaptedSGHMC", 3e-3, warmup_steps=lambda plan: plan.burn_in(0.5)),
     "WhitenedSGHMC": _chain("WhitenedSGHMC", 5e-4),
     # Warmed up by another rule, it explores and settles in burn-in, and has a matrix mass.
-    "AdaptedWhitenedSGHMC": RunMethod(
-        sampler("AdaptedSGHMC", warmup=lambda plan: partial(WhitenedSGHMC, lr=0.002), **_WARM), 0.003, tunes=_CHAIN
-    ),
-    # The same as a plan for the whole budget, with a warm-up at two thirds of the chain's rate.
-    "PlannedWhitenedSGHMC": RunMethod(
-        sampler("AdaptedSGHMC", warmup=lambda plan: partial(WhitenedSGHMC, lr=plan.lr / 1.5), **_BUDGET),
-        0.003,
-        planned=True,
-    ),
+    "AdaptedWhitenedSGHMC": RunMethod(sampler("AdaptedSGHMC", **_WARM, **_WARM_WHITENED), 0.003, tunes=_CHAIN),
+    # The same as a plan for the whole budget.
+    "PlannedWhitenedSGHMC": RunMethod(sampler("AdaptedSGHMC", **_BUDGET, **_WARM_WHITENED), 0.003, planned=True),
     "CyclicalSGMCMC": replace(
         _chain("CyclicalSGMCMC", 0.07, **_CYCLES, **_EXPLORING), tunes=(*_CYCLICAL, "momentum_decay"), cyclical=True
     ),
