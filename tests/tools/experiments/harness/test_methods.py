@@ -69,3 +69,12 @@ def test_a_method_as_it_comes_has_one_setting_and_the_librarys_defaults(name):
     assert filled.burn_in * 100 == ours["warmup_steps"]  # all that it samples is collected, and nothing before
     with pytest.raises(ValueError, match=f"{name}.*13 gradients, got 12"):
         method.settings(replace(settings, steps=12), 50)
+
+
+@pytest.mark.parametrize("name", ["AdaptedWhitenedSGHMC", "PlannedWhitenedSGHMC"])
+def test_an_unlearned_warmup_is_tuned_with_the_chain(name):
+    settings = Settings(batch_size=10, steps=100, epochs=None, model="mlp", hidden=(2,))
+    weight = torch.zeros(3, 2, requires_grad=True)
+    for lr in (0.003, 0.006):
+        made = RUN_METHODS[name].build([{"params": [weight]}], RUN_METHODS[name].plan(settings, lr, 50, 100))
+        assert made.explorer.optimizer.param_groups[0]["lr"] == pytest.approx(lr / 1.5)
