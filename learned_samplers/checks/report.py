@@ -113,6 +113,8 @@ def judge(
         finer = max(tolerance, *(_ERRORS * r.refined_error / r.target_variance for r in results))
     coarse, fine = max(abs(r.bias) for r in results), max(abs(r.refined_bias) for r in results)
     limits = (resolution, max(coarse, fine)), (finer, fine)
+    if not linear and any(_stays(r, tolerance, refine) for r in results):  # whatever the others resolve
+        return "biased", False, f"the bias does not vanish with lr: {coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
     unseen = [x for x, bias in limits if x > _COARSE * tolerance and x >= bias]
     if unseen:  # a bias that a chain as noisy as this cannot see need not be there, nor vanish with lr
         biases = f"found biases of {coarse:.0%} at lr and {fine:.0%} at lr/{refine:g}"
@@ -167,3 +169,9 @@ def _fourth_moment(results: list[CurvatureResult], tolerance: float, refine: flo
     r = max(off_results, key=lambda r: abs(r.kurtosis - 3))
     finer = "" if math.isnan(r.refined_kurtosis) else f" at lr, {r.refined_kurtosis:.2f} at lr/{refine:g}"
     return f"kurtosis {r.kurtosis:.2f}{finer}, of a Gaussian 3", bool(lasting)
+
+
+def _stays(result: CurvatureResult, tolerance: float, refine: float) -> bool:
+    """Whether the bias at the smaller lr is more than an O(h) bias can be, by more than the errors of both."""
+    error, refined_error = (_ERRORS * e / result.target_variance for e in (result.standard_error, result.refined_error))
+    return abs(result.refined_bias) - refined_error > max(tolerance, 2 * (abs(result.bias) + error) / refine)

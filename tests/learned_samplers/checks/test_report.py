@@ -29,6 +29,21 @@ def test_a_bias_that_is_seen_may_not_vanish_where_nothing_is_resolved():
     assert judged(**seen, refined_error=0.02)[:2] == ("biased", False)
 
 
+def test_a_bias_that_stays_on_one_gaussian_is_a_bias_where_another_resolves_nothing():
+    """Of a rule that runs away on the stiffer Gaussian and collapses on the other (found on a card)."""
+
+    def verdict(refined_bias):
+        collapsed = dict(bias=-0.94, refined_bias=refined_bias, standard_error=1e-3, refined_error=1e-3)
+        away = dict(bias=6.8, refined_bias=0.0, standard_error=7.7, refined_error=1e-3)
+        results = [CurvatureResult(**{**MEASURED, "measured_variance": 1.0, **values}) for values in (collapsed, away)]
+        return report.judge(results, False, False, 0.05, 4.0, False)
+
+    told, passed, reason = verdict(-0.99)
+    assert (told, passed) == ("biased", False)
+    assert "does not vanish" in reason
+    assert verdict(-0.3)[0] == "unresolved"
+
+
 def test_a_kurtosis_that_stays_is_a_bias():
     """A law may have the right variance at all lr, and no other moment."""
 
