@@ -113,8 +113,9 @@ def judge(
         finer = max(tolerance, *(_ERRORS * r.refined_error / r.target_variance for r in results))
     coarse, fine = max(abs(r.bias) for r in results), max(abs(r.refined_bias) for r in results)
     limits = (resolution, max(coarse, fine)), (finer, fine)
+    sizes = f"{coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
     if not linear and any(_stays(r, tolerance, refine) for r in results):  # whatever the others resolve
-        return "biased", False, f"the bias does not vanish with lr: {coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
+        return "biased", False, f"the bias does not vanish with lr: {sizes}"
     unseen = [x for x, bias in limits if x > _COARSE * tolerance and x >= bias]
     if unseen:  # a bias that a chain as noisy as this cannot see need not be there, nor vanish with lr
         biases = f"found biases of {coarse:.0%} at lr and {fine:.0%} at lr/{refine:g}"
@@ -122,9 +123,8 @@ def judge(
     if max(coarse, fine) <= resolution:
         verdict = "exact" if linear or (metropolis and resolution <= _SMALL) else "no bias seen"
     elif not all(abs(r.refined_bias) <= max(finer, 2 * abs(r.bias) / refine) for r in results):
-        return "biased", False, f"the bias does not vanish with lr: {coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
+        return "biased", False, f"the bias does not vanish with lr: {sizes}"
     elif not linear and fine > max(finer, _TOO_LARGE):
-        sizes = f"{coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
         return "biased", False, f"bias {sizes}: too large to say whether it vanishes with lr; take a smaller lr"
     else:
         verdict = "O(h)"
@@ -146,7 +146,7 @@ def judge(
     drift = max(abs(r.measured_mean) / math.sqrt(r.target_variance) for r in results)
     if drift > resolved:
         return verdict, False, f"the mean is off by {drift:.2%} of a standard deviation"
-    reason = f"bias {coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
+    reason = f"bias {sizes}"
     if resolved > tolerance or verdict == "no bias seen":
         reason += f"; the simulation resolves {resolved:.1%}"
     return verdict, True, f"{reason}; {fourth}" if fourth else reason
